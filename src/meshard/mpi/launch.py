@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import socket
 import sys
@@ -189,10 +190,23 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     def finish() -> None:
         if ending.is_copy or mpi.Is_finalized():
             return
-        if ending.is_orderly() and ours:
+        if not ending.is_orderly():
+            _finalize_without_the_others(mpi)
+        elif ours:
             mpi.Finalize()
 
     _at_end.append(finish)
+
+
+def _finalize_without_the_others(mpi: Any) -> None:
+    """Keep Open MPI from waiting for dead processes when it is ended.
+
+    If the program has imported mpi4py before meshard, mpi4py ends MPI with the interpreter, and
+    cannot be told not to. Open MPI then waits for all processes, unless this flag of its own is set.
+    """
+    with contextlib.suppress(OSError, ValueError):  # another MPI
+        flag = ctypes.c_bool.in_dll(ctypes.CDLL(mpi.__file__), "ompi_async_mpi_finalize")
+        flag.value = True
 
 
 _at_end: list[Callable[[], None]] = []
