@@ -571,6 +571,39 @@ def test_errors_of_rules_in_toml_name_their_line() -> None:
         map.apply(W)
 
 
+ODD: dict[str, tuple[Callable[[], object], str]] = {
+    "rules": (lambda: KeyMap("drop"), "KeyMap: rules must be a list or tuple of rules, got 'drop'"),
+    "rest": (lambda: KeyMap(rest=np.array(["keep"] * 2)), "rest is 'refuse', 'keep' or 'drop'"),
+    "one pattern to fuse": (
+        lambda: KeyMap().fuse("abc", "d"),
+        r"KeyMap.fuse: sources must be a list or tuple of patterns, got 'abc'",
+    ),
+    "patterns without an order": (
+        lambda: KeyMap().fuse({"a", "b"}, "c"),
+        "KeyMap.fuse: sources must be a list or tuple of patterns",
+    ),
+    "to": (lambda: KeyMap().split("a", 3), "KeyMap.split: to must be a list or tuple of patterns"),
+    "perm": (lambda: KeyMap().transpose("a", 1), "perm must be a list or tuple of dims, got 1"),
+    "shape": (lambda: KeyMap().reshape("a", 8), "shape must be a list or tuple of sizes, got 8"),
+    "block": (lambda: KeyMap().scales("a", "b", 8), "block must be a list or tuple of sizes, got"),
+    "other": (lambda: KeyMap().then({}), "KeyMap.then: other must be a KeyMap, got {}"),
+    "sources": (lambda: KeyMap().apply(["w"]), "sources must be a dict of shapes and dtypes by n"),
+    "a source's name": (lambda: KeyMap().apply({3: ((2,), "f4")}), "sources must be a dict of"),
+    "tied": (lambda: KeyMap().inverse({}, tied=["w"]), "tied must be a dict of names by name"),
+    "a tied name": (
+        lambda: KeyMap().apply({"w": ((2,), "f4")}, tied={"v": ["w"]}),
+        r"KeyMap: tied\['v'\] must be a string, got \['w'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_arguments_are_refused_by_name(case: str) -> None:
+    call, message = ODD[case]
+    with pytest.raises(KeyMapError, match=message):
+        call()
+
+
 # --- what has gone wrong elsewhere, each silently
 
 

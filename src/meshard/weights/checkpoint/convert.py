@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, path_of
+from meshard.algebra.arguments import count_of, flag_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.captions import bytes_text
 from meshard.plan.figures.window import checked_window
@@ -131,6 +131,7 @@ def convert(
     for name, given in (("overwrite", overwrite), ("dry_run", dry_run), ("progress", progress)):
         flag_of(given, what, name)
     window = checked_window(max_bytes, what)
+    count_of(shard_bytes, what, "shard_bytes", least=1)
     root = Path(os.path.abspath(path_of(target, what)))
     kind = format_of(root, format, what)
     world, catalogue = here(), opened(source, step, what)

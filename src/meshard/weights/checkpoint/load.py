@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import flag_of, shown
 from meshard.errors import CheckpointError, ShardingError, TreeError
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
@@ -88,6 +89,7 @@ def load(
            [3., 4., 5.]], dtype=float64), 'epoch': 3}
     """
     what = "checkpoint.load"
+    flag_of(progress, what, "progress")
     request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     try:
         request.names()  # refused, if only `like` can make the tree, before anything is read
@@ -287,7 +289,7 @@ class _Request:
         source = self._recipes.get(self._tied.get(name, name))
         if (source is not None) != hasattr(leaf, "shape"):
             held = f"the value {values[name]!r}" if source is None else "an array"
-            expected = "an array" if source is None else f"the value {leaf!r:.80}"
+            expected = "an array" if source is None else f"the value {shown(leaf)}"
             raise CheckpointError(f"{told} is {held} in {path}, but like= expects {expected}.")
         if source is None:
             return

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
+from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
 from meshard.plan.captions import bytes_text
 from meshard.plan.show.report import Table
@@ -65,6 +66,8 @@ class Metadata:
 
     def table(self, rows: int | None = _ROWS) -> Table:
         """Return the tensors as a table, the first so many of them; None for all."""
+        if rows is not None:
+            rows = count_of(rows, "Metadata.table", "rows")
         names = list(self.tensors)
         shown = names if rows is None else names[:rows]
         lines = [

@@ -22,6 +22,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
 from meshard.runtime.trees import children_of, endless
@@ -204,14 +205,14 @@ class _Rebuilding:
 
     def _malformed(self, node: Any) -> CorruptFileError:
         return CorruptFileError(
-            f"{self._what}: the structure of the tree is malformed: {node!r:.80}."
+            f"{self._what}: the structure of the tree is malformed: {shown(node)}."
         )
 
 
 def _key(key: Any) -> Any:
     if isinstance(key, (bool, int, float, str)) or key is None:
         return key
-    raise CorruptFileError(f"the structure of the tree is malformed: {key!r:.80} is a key.")
+    raise CorruptFileError(f"the structure of the tree is malformed: {shown(key)} is a key.")
 
 
 def leaf_values(structure: Any) -> Mapping[str, Any]:
