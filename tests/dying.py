@@ -386,7 +386,7 @@ def run_job(program: Program, most: int | None, folder: Path) -> Found:
         found.points += 1
         if seconds - usual > PATIENCE:
             found.faults.append(f"{point}: the job took {seconds:.1f} s: {done.stderr[-1000:]}")
-        complete = [int(n) for n in _told(done, "done")]
+        complete = [int(n) for n in _told(done, "done") if n.strip().isdigit()]
         status, told, _ = in_child(lambda _, c=complete: program.check(place, c))
         if status:
             found.faults.append(f"{point}, {complete}: {told.decode()}")

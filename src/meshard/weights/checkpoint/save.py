@@ -198,8 +198,10 @@ class SaveHandle:
         self._world = world
 
         def run() -> None:
-            with contextlib.suppress(OSError, AttributeError):  # the program's own threads first
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            with contextlib.suppress(
+                OSError, AttributeError
+            ):  # a tenth of a core beside busy threads
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
             try:
                 work()
             except BaseException as error:  # raised by `wait`
