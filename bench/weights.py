@@ -184,6 +184,7 @@ def medians(title: str, peers: Peers, rounds: int) -> dict[str, float]:
     for number in range(rounds + 1):
         for name, call in list(peers.items()):
             gc.collect()
+            os.sync()  # what the one before has left unwritten is not this one's
             begun = time.perf_counter()
             try:
                 result = call()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.arguments import count_of
@@ -18,7 +17,7 @@ from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
 from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.opening import opened
+from meshard.weights.checkpoint.opening import Files, opened
 from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 
@@ -102,7 +101,7 @@ class Metadata:
         return f"{spec} on {sizes}"
 
 
-def metadata(path: str | Path, *, step: int | None = None) -> Metadata:
+def metadata(path: Files, *, step: int | None = None) -> Metadata:
     """Return what a file or folder holds, without reading an element or using a device.
 
     Args:

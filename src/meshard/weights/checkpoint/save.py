@@ -26,7 +26,7 @@ from meshard.runtime.agree import meet
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.checkpoint.job import Request
-from meshard.weights.checkpoint.sources import held_arrays, sources_of
+from meshard.weights.checkpoint.sources import held_arrays, made_of, sources_of
 from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.steps import keep_newest, point_to, step_folder
@@ -102,7 +102,8 @@ def save(
     if world.process_count > 1:
         meet(world, range(world.process_count), f"`{what}` to {root}")
     held, shardings = held_arrays(world, found, what, copied=not wait)
-    sources, found = sources_of(world, found, shardings, dtype, map, what)
+    made = made_of(found.arrays, found.tied, map, dtype, what)
+    sources, found = sources_of(world, found, shardings, made)
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
     slab = slab_bytes_of(window, world.process_count, world.workers.threads)

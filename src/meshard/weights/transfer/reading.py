@@ -8,13 +8,17 @@ All processes derive the same plan, so that nothing is negotiated.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
 
+import numpy as np
+
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
+from meshard.runtime.types import Block
 from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.transfer.exchange import pieces_of
@@ -173,8 +177,12 @@ class ReadingPlan:
     @cached_property
     def lower_bound_bytes(self) -> int:
         """The least bytes that pass between processes if each byte is read once."""
-        total = sum([math.prod(w.recipe.shape) * w.recipe.dtype.itemsize for w in self.wanted])
-        return max(0, sum(self.bytes_needed) - total)
+        return sum(
+            [
+                (_needed_elements(w) - math.prod(w.recipe.shape)) * w.recipe.dtype.itemsize
+                for w in self.wanted
+            ]
+        )
 
     @cached_property
     def bytes_moved(self) -> int:
@@ -195,6 +203,27 @@ class ReadingPlan:
         for slab in self.slabs:
             found.setdefault(slab.tensor, []).append(slab)
         return [(self.wanted[k], slabs) for k, slabs in found.items()]
+
+
+def _needed_elements(wanted: Wanted) -> int:
+    """Return how many elements all processes need, each counted once for each process."""
+    layout = wanted.sharding.layout(wanted.recipe.shape)
+    if layout.regular:
+        return sum([box.volume * len(holders) for _, box, holders in wanted.pieces])
+    sizes: Block = np.ones((), np.int64)
+    for cuts in layout.cuts:
+        sizes = np.multiply.outer(sizes, np.diff(cuts))
+    needed: dict[int, Block] = {}
+    for _, box, holders in wanted.pieces:
+        cells = tuple(
+            [
+                slice(bisect_left(cuts, a), bisect_left(cuts, b))
+                for cuts, a, b in zip(layout.cuts, box.starts, box.stops, strict=True)
+            ]
+        )
+        for process in holders:
+            needed.setdefault(process, np.zeros(sizes.shape, bool))[cells] = True
+    return sum([int(np.sum(sizes, where=mask)) for mask in needed.values()])
 
 
 def plan_reading(
