@@ -74,7 +74,7 @@ def small(stack: ExitStack) -> None:
     """Make all sizes small, at which a load or save goes another way."""
     pieces = partial(manifest.Manifest, piece_bytes=24)
     stack.enter_context(mock.patch.object(reading, "_RUN", 1))
-    stack.enter_context(mock.patch.object(manifest, "_SHARED", 16))
+    stack.enter_context(mock.patch.object(manifest, "_SHARED", 17))
     stack.enter_context(mock.patch.object(job, "Manifest", pieces))
 
 

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, TypeVar, final, overload
 
+import numpy as np
+
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import flag_of, function_of, instance_of
 from meshard.errors import ArgumentError
@@ -193,8 +195,19 @@ def _once(made: dict[int, tuple[Any, Any]], leaf: Any, new: Any) -> Any:
     if leaf is None or leaf.dtype == new:
         return leaf
     if id(leaf) not in made:
-        made[id(leaf)] = leaf, leaf.astype(new)
+        made[id(leaf)] = leaf, _cast(leaf, new)
     return made[id(leaf)][1]
+
+
+def _cast(leaf: Any, new: np.dtype[Any]) -> Any:
+    """Return a leaf in another dtype, laid out as it is; operations need not keep all layouts."""
+    if type(leaf) is not Array:
+        return leaf.astype(new)
+    type_ = leaf._type
+    cast = here().type_of(type_.shape, new, type_.sharding, type_.committed)
+    with np.errstate(all="ignore"):
+        blocks = [None if block is None else block.astype(new) for block in leaf._live()]
+    return Array(cast, tuple(blocks))
 
 
 def _dtype(leaf: Any) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise, product
 from typing import final
 
 import numpy as np
@@ -42,10 +43,37 @@ class Part:
 @final
 @dataclass(frozen=True)
 class Held:
-    """A tensor in memory: its dtype, and parts that together hold every element."""
+    """A tensor in memory.
+
+    Attributes:
+        dtype: its dtype.
+        parts: parts that together hold every element.
+        overlap: whether some elements may be in several parts.
+    """
 
     dtype: np.dtype[np.generic]
     parts: tuple[Part, ...]
+    overlap: bool = False
+
+    @cached_property
+    def disjoint(self) -> tuple[Part, ...]:
+        """Parts that hold each element once, with all processes that have it."""
+        if not self.overlap:
+            return self.parts
+        boxes = [part.box for part in self.parts]
+        edges = [
+            sorted({edge for box in boxes for edge in (box.starts[d], box.stops[d])})
+            for d in range(len(boxes[0].starts))
+        ]
+        cells = [Box(*zip(*cell, strict=True)) for cell in product(*map(pairwise, edges)) if cell]
+        return tuple([self._cell(cell) for cell in cells]) or self.parts[:1]  # without dims
+
+    def _cell(self, cell: Box) -> Part:
+        """Return a box that lies within or outside of each part."""
+        parts = [part for part in self.parts if part.box.intersect(cell).volume]
+        here = next(((part.box, part.block) for part in parts if part.block is not None), None)
+        block = None if here is None else view_of(here[1], cell.within(here[0]).slices)
+        return Part(cell, tuple(sorted({p for part in parts for p in part.holders})), block)
 
 
 def held(array: Array) -> Held:
@@ -55,7 +83,7 @@ def held(array: Array) -> Held:
         Part(box, holders, blocks[number])
         for number, box, holders in pieces_of(type_.layout, type_.sharding)
     ]
-    return Held(type_.dtype, tuple(found))
+    return Held(type_.dtype, tuple(found), not type_.layout.regular)
 
 
 def pieces_of(layout: Layout, sharding: Sharding) -> Iterator[tuple[int, Box, tuple[int, ...]]]:
@@ -100,7 +128,7 @@ class Exchange:
             source = sources[term.source]
             for part in term.within_target(target.box):
                 around = part.source_box
-                for number, piece in enumerate(source.parts):
+                for number, piece in enumerate(source.disjoint):
                     if not piece.box.intersect(around).volume:
                         continue
                     if me not in piece.holders and me not in target.holders:
@@ -118,29 +146,36 @@ class Exchange:
     ) -> None:
         """Add a region that lies in one piece of its source."""
         me, (before, after) = self._world.process_index, dtypes
+        wired = after if after.itemsize < before.itemsize else before
         for taker in target.holders:
             near = taker in piece.holders
             giver = taker if near else piece.holders[(taker + number) % len(piece.holders)]
             if me not in (giver, taker):
                 continue
-            if giver == me:
-                assert piece.block is not None
-                view = source_view(region, piece.block, piece.box)
-                if taker != me:
-                    narrow = view.astype(after) if after.itemsize < before.itemsize else view
-                    self._sends.setdefault(taker, []).append(narrow)
-                    continue
+            place = None
+            if taker == me:
                 assert target.block is not None
                 place = target_view(region, target.block, target.box)
+            if giver != me:
+                assert place is not None
+                self._receive(giver, region, place, wired)
+                continue
+            assert piece.block is not None
+            view = source_view(region, piece.block, piece.box)
+            if place is not None:
                 self._copies.append(partial(np.copyto, place, view, casting="unsafe"))
                 continue
-            assert target.block is not None
-            place = target_view(region, target.block, target.box)
-            if before != after and after.itemsize >= before.itemsize:
-                wire = np.empty(place.shape, before)
-                self._arrived.append(partial(np.copyto, place, wire, casting="unsafe"))
-                place = wire
-            self._receives.setdefault(giver, []).append(place)
+            lean = _once(region, view).astype(wired, copy=False)
+            self._sends.setdefault(taker, []).append(lean)
+
+    def _receive(self, giver: int, region: Term, place: Block, wired: np.dtype[np.generic]) -> None:
+        """Receive a region: in its place, or beside it if it is cast or has repeated elements."""
+        arriving = _once(region, place)
+        if arriving is not place or wired != place.dtype:
+            arriving = np.empty(arriving.shape, wired)
+            shown = _again(region, arriving)
+            self._arrived.append(partial(np.copyto, place, shown, casting="unsafe"))
+        self._receives.setdefault(giver, []).append(arriving)
 
     def run_here(self) -> None:
         """Copy, in this thread, what is all here."""
@@ -157,9 +192,29 @@ class Exchange:
         self._world.workers.run(self._arrived)
 
 
+def _once(region: Term, view: Block) -> Block:
+    """Return the view of a region without the directions in which one element is repeated."""
+    if all(s.source is not None for s in region.strides):
+        return view
+    once: Block = view[(*[0 if s.source is None else slice(None) for s in region.strides], ...)]
+    return once
+
+
+def _again(region: Term, once: Block) -> Block:
+    """Return a block that has a region's elements once in a shape that spreads to all of it."""
+    if all(s.source is not None for s in region.strides):
+        return once
+    spread: Block = once[
+        tuple([np.newaxis if s.source is None else slice(None) for s in region.strides])
+    ]
+    return spread
+
+
 def is_straight(term: Term) -> bool:
-    """Whether a term is a box on both sides, its dims in the same order."""
-    return all(s.source == s.target and s.source_step == s.target_step == 1 for s in term.strides)
+    """Whether a term is a box on both sides, of one shape."""
+    return len(term.source_start) == len(term.target_start) and all(
+        s.source == s.target and s.source_step == s.target_step == 1 for s in term.strides
+    )
 
 
 def source_view(term: Term, block: Block, box: Box) -> Block:

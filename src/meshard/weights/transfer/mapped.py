@@ -125,13 +125,16 @@ def received(results: Sequence[Result], sources: Mapping[str, Array]) -> Iterato
             box = layout.box(piece)
             parts = [p for t in result.recipe.terms for p in t.within_target(box)]
             for device in layout.holders(piece):
-                lacked = sum(_lacked(part, sources[part.source], device) for part in parts)
-                found[device] = found.get(device, 0) + lacked
+                found[device] = found.get(device, 0)
+                for part in parts:
+                    source = sources[part.source]
+                    itemsize = min(source.dtype.itemsize, result.recipe.dtype.itemsize)
+                    found[device] += _lacked(part, source, device) * itemsize
         yield found
 
 
 def _lacked(part: Term, source: Array, device: int) -> int:
-    """Return the bytes of a region that a device does not hold, each element counted once."""
+    """Return how many elements of a region a device does not hold, each counted once."""
     layout = source._type.layout
     needed = math.prod([s.size for s in part.strides if s.source is not None])
     own = layout.piece_of.get(device)
@@ -140,4 +143,4 @@ def _lacked(part: Term, source: Array, device: int) -> int:
         needed -= sum(
             [math.prod([s.size for s in p.strides if s.source is not None]) for p in inside]
         )
-    return needed * source.dtype.itemsize
+    return needed
