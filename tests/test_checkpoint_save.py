@@ -498,6 +498,13 @@ def test_odd_arguments_are_refused_by_name(folder: Path) -> None:
             lambda: checkpoint.convert(folder / "a", folder / "b.safetensors", shard_bytes="1 GB"),
             "checkpoint.convert: shard_bytes must be an integer of at least 1, got '1 GB'",
         ),
+        (lambda: checkpoint.RankFiles("a", {}), "RankFiles: paths must be a list or tuple of"),
+        (lambda: checkpoint.RankFiles([3], {}), "RankFiles: paths must be the path of a file"),
+        (lambda: checkpoint.RankFiles(["a"], [0]), r"RankFiles: dims must be a Mapping, got \[0\]"),
+        (
+            lambda: checkpoint.RankFiles(["a"], {"w": "x"}),
+            r"RankFiles: dims\['w'\] must be an integer, got 'x'",
+        ),
     ):
         with pytest.raises(ArgumentError, match=says):
             refused()

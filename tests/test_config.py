@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -174,16 +175,21 @@ def test_a_default_device_that_is_none_is_refused(device):
 
 
 def test_the_default_device_of_one_process_is_not_that_of_another():
+    chosen = threading.Event()
+
     def body() -> None:
         if meshard.process_index() == 1:
             meshard.config.update("default_device", meshard.local_devices()[1])
+            chosen.set()
             assert mnp.ones(1).device == meshard.devices()[3]
         else:
+            assert chosen.wait(30)
+            assert meshard.config.read("default_device") is None
             with pytest.raises(ArgumentError, match="must be a device of this process"):
                 meshard.config.update("default_device", meshard.devices()[3])
             assert mnp.ones(1).device == meshard.devices()[0]
 
-    simulate(2, 2, body, deadline=5)
+    simulate(2, 2, body, deadline=30)
 
 
 def test_the_default_device_comes_from_the_environment():

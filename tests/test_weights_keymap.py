@@ -588,7 +588,10 @@ ODD: dict[str, tuple[Callable[[], object], str]] = {
     "block": (lambda: KeyMap().scales("a", "b", 8), "block must be a list or tuple of sizes, got"),
     "other": (lambda: KeyMap().then({}), "KeyMap.then: other must be a KeyMap, got {}"),
     "sources": (lambda: KeyMap().apply(["w"]), "sources must be a dict of shapes and dtypes by n"),
-    "a source's name": (lambda: KeyMap().apply({3: ((2,), "f4")}), "sources must be a dict of"),
+    "a name of a tie": (
+        lambda: KeyMap().apply({"w": ((2,), "f4")}, tied={3: "w"}),
+        "KeyMap: a name in tied must be a string, got 3",
+    ),
     "tied": (lambda: KeyMap().inverse({}, tied=["w"]), "tied must be a dict of names by name"),
     "a tied name": (
         lambda: KeyMap().apply({"w": ((2,), "f4")}, tied={"v": ["w"]}),
@@ -929,5 +932,5 @@ def test_sources_that_are_not_tensors_are_refused() -> None:
     ):
         with pytest.raises(KeyMapError, match=message):
             KeyMap(rest="keep").apply({"w": ((2,), "f4")}, tied=tied)
-    with pytest.raises(KeyMapError, match="then takes a KeyMap; found 3"):
+    with pytest.raises(KeyMapError, match=r"KeyMap.then: other must be a KeyMap, got 3"):
         KeyMap().then(3)  # type: ignore[arg-type]

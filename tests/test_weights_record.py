@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshard.errors import KeyMapError
+from meshard.errors import ArgumentError, KeyMapError
 from meshard.weights.makers import record as module
 from meshard.weights.makers.record import record
 from meshard.weights.maps.keymap import KeyMap, Sources
@@ -309,3 +309,21 @@ def test_what_a_loader_leaves_out_is_told_by_the_inverse() -> None:
 
 def test_examples_in_docstrings_are_right() -> None:
     assert doctest.testmod(module).failed == 0
+
+
+def test_odd_arguments_are_refused_by_name() -> None:
+    sources: Sources = {"w": ((4, 2), "f4")}
+    for loader, given, message in (
+        (3, sources, "record: loader must be a function, got 3"),
+        (lambda w: w, ["w"], r"record: sources must be a dict of shapes and dtypes by name, got"),
+        (lambda w: {"w": w["w"].reshape("x")}, sources, "reshape: 'x' is not a shape"),
+        (lambda w: {"w": w["w"][[[1], [2, 3]]]}, sources, "an index of type list is not known"),
+        (lambda w: {"w": w["w"][slice("x")]}, sources, "an index of type slice is not known"),
+        (
+            lambda w: {"w": w["w"][np.array([True, False])]},
+            sources,
+            r"a mask of shape \(2,\) does not fit a dim of size 4",
+        ),
+    ):
+        with pytest.raises((KeyMapError, ArgumentError), match=message):
+            record(loader, given)  # type: ignore[arg-type]

@@ -197,6 +197,14 @@ def test_models_and_numbers_that_do_not_fit_are_refused() -> None:
         template("bert", layers=3)
     with pytest.raises(KeyMapError, match="heads is a positive integer; found '8'"):
         template("llama", heads="8")
+    with pytest.raises(KeyMapError, match=r"the models are llama, .*; found \['llama'\]"):
+        template(["llama"])  # type: ignore[arg-type]
+    with pytest.raises(KeyMapError, match="rope is 'half' or 'interleaved'; found 1"):
+        template("llama", heads=8, rope=1)
+    with pytest.raises(KeyMapError, match="scales is True or False; found 'no'"):
+        template("deepseek-v3", scales="no")
+    with pytest.raises(KeyMapError, match="prefix is a text; found None"):
+        template("bert", prefix=None)
     with pytest.raises(KeyMapError, match="do not divide into 3 ranks; a head cannot be cut"):
         template("llama", heads=32, kv_heads=8, ranks=3)
     with pytest.raises(KeyMapError, match="cannot be copied evenly to 12 ranks"):

@@ -68,6 +68,7 @@ NOT_CALLED = {
     "meshard.checkpoint.KeyMap.add": "what the other methods call",
     "meshard.checkpoint.KeyMapError": "an error",
     "meshard.checkpoint.LoadPlan": "a record: plan_load returns it",
+    "meshard.checkpoint.Mapped": "a record: KeyMap.apply returns it",
     "meshard.checkpoint.Metadata": "a record: metadata returns it",
     "meshard.checkpoint.MissingFileError": "an error",
     "meshard.checkpoint.SaveHandle": "save returns it",
@@ -99,6 +100,7 @@ FILES = {
     "run",
     "array.npy",
     "arrays",
+    "ranks",
     "x.npy",
     "no such name.npy",
     "profile.json",
@@ -247,6 +249,15 @@ def saved_arrays() -> Path:
     return path
 
 
+def files_of_ranks() -> meshard.checkpoint.RankFiles:
+    paths = [Path(f"ranks/{k}.safetensors") for k in range(2)]
+    for path in paths:
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            meshard.checkpoint.save(path, {"w": array()})
+    return meshard.checkpoint.RankFiles(paths, {"w": 0})
+
+
 def shapes() -> dict[str, Any]:
     return {"0.w": ((8, 4), "float32"), "1.w": ((8, 4), "float32")}
 
@@ -380,6 +391,11 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.checkpoint.KeyMap.transpose": {"source": pattern, "perm": lambda: (1, 0)},
     "meshard.checkpoint.KeyMap.unstack": {"source": lambda: "w", "to": lambda: "{e}.w"},
     "meshard.checkpoint.KeyMap.untie": {"source": pattern},
+    "meshard.checkpoint.Mapped.check_shardings": {"shardings": lambda: {"new.0.w": rows()}},
+    "meshard.checkpoint.RankFiles": {
+        "paths": lambda: files_of_ranks().paths,
+        "dims": lambda: {"w": 0},
+    },
     "meshard.checkpoint.clean": {"path": run_of_steps},
     "meshard.checkpoint.convert": {
         "source": saved,
@@ -393,12 +409,17 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.checkpoint.metadata": {"path": saved},
     "meshard.checkpoint.plan_load": loads(),
     "meshard.checkpoint.plan_save": {"tree": tree},
+    "meshard.checkpoint.record": {
+        "loader": lambda: lambda w: {"w": w["0.w"].T},
+        "sources": shapes,
+    },
     "meshard.checkpoint.save": {
         "path": lambda: Path("written"),
         "tree": tree,
         "overwrite": lambda: True,
     },
     "meshard.checkpoint.steps": {"path": run_of_steps},
+    "meshard.checkpoint.template": {"model": lambda: "llama", "heads": lambda: 4},
     "meshard.checkpoint.verify": {"path": saved},
     "meshard.load": {"path": file_of_array, "sharding": rows},
     "meshard.save": {"path": lambda: Path("written"), "x": array},
@@ -474,6 +495,8 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "meshard.Shard": lambda: array().addressable_shards[0],
     "meshard.checkpoint.KeyMap": key_map,
     "meshard.checkpoint.LoadPlan": lambda: meshard.checkpoint.plan_load(saved()),
+    "meshard.checkpoint.Mapped": lambda: key_map().apply(shapes()),
+    "meshard.checkpoint.RankFiles": lambda: files_of_ranks(),
     "meshard.checkpoint.Metadata": lambda: meshard.checkpoint.metadata(saved()),
     "meshard.checkpoint.SaveHandle": lambda: meshard.checkpoint.save(
         "written", tree(), overwrite=True
@@ -709,6 +732,54 @@ MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
             saved_arrays(), "written", lambda name, struct: x, format="safetensors-ranks"
         ),
         rows,
+    ),
+    "checkpoint.load of a rank's file": (
+        lambda x: meshard.checkpoint.load(
+            meshard.checkpoint.RankFiles([files_of_ranks().paths[0], x], {"w": 0})
+        ),
+        lambda: files_of_ranks().paths[1],
+    ),
+    "checkpoint.load of ranks' files": (
+        lambda x: meshard.checkpoint.load(meshard.checkpoint.RankFiles(x, {"w": 0})),
+        lambda: files_of_ranks().paths,
+    ),
+    "checkpoint.load of ranks' dims": (
+        lambda x: meshard.checkpoint.load(meshard.checkpoint.RankFiles(files_of_ranks().paths, x)),
+        lambda: {"w": 0},
+    ),
+    "checkpoint.load of a rank's dim": (
+        lambda x: meshard.checkpoint.load(
+            meshard.checkpoint.RankFiles(files_of_ranks().paths, {"w": x})
+        ),
+        lambda: None,
+    ),
+    "checkpoint.record of a loader's tensor": (
+        lambda x: meshard.checkpoint.record(lambda w: {"w": x}, shapes()),
+        lambda: np.zeros((2, 2)),
+    ),
+    "checkpoint.record of a loader's index": (
+        lambda x: meshard.checkpoint.record(lambda w: {"w": w["0.w"][x]}, shapes()),
+        lambda: 1,
+    ),
+    "checkpoint.record of a loader's shape": (
+        lambda x: meshard.checkpoint.record(lambda w: {"w": w["0.w"].reshape(x)}, shapes()),
+        lambda: (4, 8),
+    ),
+    "checkpoint.template by ranks": (
+        lambda x: meshard.checkpoint.template("llama", heads=4, ranks=x),
+        lambda: 2,
+    ),
+    "checkpoint.template by rope": (
+        lambda x: meshard.checkpoint.template("deepseek-v3", scales=False, rope=x),
+        lambda: "half",
+    ),
+    "checkpoint.template by scales": (
+        lambda x: meshard.checkpoint.template("deepseek-v3", scales=x),
+        lambda: True,
+    ),
+    "checkpoint.template by a prefix": (
+        lambda x: meshard.checkpoint.template("bert", prefix=x),
+        lambda: "bert.",
     ),
     "KeyMap of a rule": (lambda x: meshard.checkpoint.KeyMap([x]), lambda: {"drop": "x"}),
     "KeyMap of a rule's value": (

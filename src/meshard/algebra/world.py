@@ -193,7 +193,10 @@ def _own_device(given: object) -> Device | None:
 
 def process_default_device() -> Device | None:
     """Return where new arrays are placed by default; None: on this process's first device."""
-    return _own_device(DEFAULT_DEVICE.value)
+    chosen = DEFAULT_DEVICE.value
+    if isinstance(chosen, Device) and chosen not in current().local_devices:
+        return None  # another process, simulated beside this one, has chosen a device of its own
+    return _own_device(chosen)
 
 
 def check_default_device() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from meshard.algebra.arguments import count_of, path_of
+from meshard.algebra.arguments import count_of, instance_of, integer_of, items_of, path_of, text_of
 from meshard.errors import MissingFileError
 from meshard.weights.catalogue.detect import open_catalogue
 from meshard.weights.catalogue.safetensors_file import open_ranks
@@ -33,6 +33,9 @@ class RankFiles:
         dims: the dim along which tensors are cut, by pattern of names; None where every file has
             all of a tensor.
 
+    Raises:
+        ArgumentError: if ``paths`` does not hold paths, or ``dims`` not dims by pattern.
+
     >>> import tempfile, numpy as np
     >>> from safetensors.numpy import save_file
     >>> from meshard.weights.checkpoint.load import load
@@ -46,6 +49,19 @@ class RankFiles:
 
     paths: Sequence[str | Path]
     dims: Mapping[str, int | None]
+
+    def __post_init__(self) -> None:
+        what = "RankFiles"
+        paths = items_of(self.paths, what, "paths", "paths", ordered=True)
+        given = instance_of(self.dims, Mapping, what, "dims")  # type: ignore[type-abstract]
+        dims = {
+            text_of(pattern, what, "each key of dims"): None
+            if dim is None
+            else integer_of(dim, what, f"dims[{pattern!r:.80}]")
+            for pattern, dim in given.items()
+        }
+        object.__setattr__(self, "paths", tuple([path_of(p, what, "paths") for p in paths]))
+        object.__setattr__(self, "dims", dims)
 
 
 Files = str | Path | RankFiles

@@ -14,7 +14,8 @@ from typing import Any, NoReturn, final
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from meshard.errors import KeyMapError
+from meshard.algebra.arguments import shape_of
+from meshard.errors import KeyMapError, ShapeError
 from meshard.runtime.callers import is_ours
 from meshard.weights.maps.form import Form, check_count, joined, source_form
 
@@ -111,7 +112,11 @@ class AbstractArray(NDArrayOperatorsMixin):
         if order != "C":
             refuse(f"reshape in the order {order!r} is not known; transpose before and after")
         sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return moved(self.form.reshaped, [int(n) for n in sizes])
+        try:
+            wanted = shape_of(sizes, "reshape", inferred=True)
+        except ShapeError as error:
+            refuse(str(error).rstrip("."))
+        return moved(self.form.reshaped, list(wanted))
 
     def transpose(self, *dims: Any) -> AbstractArray:
         """Return the dims in another order."""
@@ -269,11 +274,17 @@ def _indices(entry: Any, size: int) -> range | list[int]:
     """Return the positions that an entry of an index takes."""
     if isinstance(entry, AbstractArray):
         _impure("an index that is an array")
-    if isinstance(entry, slice):
-        return range(size)[entry]
-    array = np.asarray(entry)
+    told = f"an index of type {type(entry).__name__} is not known; use slices and integers"
+    try:
+        if isinstance(entry, slice):
+            return range(size)[entry]
+        array = np.asarray(entry)
+    except (TypeError, ValueError):
+        refuse(told)
+    if array.dtype == np.bool_ and array.shape != (size,):
+        refuse(f"a mask of shape {array.shape} does not fit a dim of size {size}")
     if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
-        refuse(f"an index of type {type(entry).__name__} is not known; use slices and integers")
+        refuse(told)
     if array.dtype == np.bool_:
         array = np.flatnonzero(array)
     listed: list[int] = array.tolist()

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import function_of, shown
 from meshard.errors import KeyMapError
 from meshard.weights.makers import functions as functions
 from meshard.weights.makers.abstract import AbstractArray, as_form
 from meshard.weights.makers.recorded import Recorded
 from meshard.weights.maps.form import source_form
-from meshard.weights.maps.keymap import KeyMap, Sources, known_source
+from meshard.weights.maps.keymap import KeyMap, Sources, known_sources
 
 Loader = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -25,7 +25,7 @@ class _Weights(Mapping[str, AbstractArray]):
     """The sources that a loader reads, and those that it has read."""
 
     def __init__(self, sources: Sources) -> None:
-        self.known = {name: known_source(name, s) for name, s in sources.items()}
+        self.known = known_sources(sources, "record")
         self._arrays: dict[str, AbstractArray] = {}
 
     def __getitem__(self, name: str) -> AbstractArray:
@@ -72,6 +72,7 @@ def record(loader: Loader, sources: Sources) -> KeyMap:
     tensor  shape    dtype    made of    how
     qkv     [8, 12]  float32  q + k + v  recorded
     """
+    function_of(loader, "record", "loader")
     weights = _Weights(sources)
     result: object = loader(weights)
     if not isinstance(result, Mapping):

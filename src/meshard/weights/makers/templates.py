@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import is_text, shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps.keymap import KeyMap
 
@@ -43,7 +43,7 @@ def template(model: str, **config: Any) -> KeyMap:
     [[rule]]
     fuse = ["bert.encoder.layer.{i}.atte
     """
-    make = TEMPLATES.get(model)
+    make = TEMPLATES.get(model) if is_text(model, *TEMPLATES) else None
     if make is None:
         raise KeyMapError(
             f"template: the models are {', '.join(TEMPLATES)}; found {shown(model)}. Other models "
@@ -55,13 +55,24 @@ def template(model: str, **config: Any) -> KeyMap:
     if unknown or lacking:
         what = f"{unknown[0]!r} is not one" if unknown else f"{lacking[0]!r} is missing"
         raise KeyMapError(f"template: {model} takes {', '.join(known)}; {what}.")
-    for name in ("heads", "kv_heads", "ranks"):
-        count = config.get(name)
-        if count is not None and (
-            not isinstance(count, int) or isinstance(count, bool) or count < 1
-        ):
-            raise KeyMapError(f"template: {name} is a positive integer; found {shown(count)}.")
+    for name, given in config.items():
+        _check(name, given)
     return make(**config)
+
+
+def _check(name: str, given: object) -> None:
+    """Refuse a parameter that is of another kind than its name says."""
+    if name in ("heads", "kv_heads", "ranks"):
+        count = isinstance(given, int) and not isinstance(given, bool) and given > 0
+        fits, allowed = count or (name == "kv_heads" and given is None), "a positive integer"
+    elif name == "rope":
+        fits, allowed = is_text(given, "half", "interleaved"), "'half' or 'interleaved'"
+    elif name == "scales":
+        fits, allowed = isinstance(given, bool), "True or False"
+    else:
+        fits, allowed = isinstance(given, str), "a text"
+    if not fits:
+        raise KeyMapError(f"template: {name} is {allowed}; found {shown(given)}.")
 
 
 def _llama(

@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import instance_of, items_of, refusal, shown, text_of
+from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
 from meshard.plan.show.report import Table
 from meshard.runtime.types import dtype_name
@@ -77,6 +77,8 @@ class Mapped:
 
     def table(self, most: int | None = None) -> Table:
         """Return the tensors as a table: name, shape, dtype, what they are made of, and how."""
+        if most is not None:
+            most = count_of(most, "Mapped.table", "most")
         listed = list(self.recipes.items())[:most]
         rows = [
             (
@@ -478,10 +480,21 @@ def _listed(given: object, what: str, name: str, of: str) -> tuple[Any, ...]:
     return items_of(given, what, name, of, ordered=True, error=KeyMapError)
 
 
-def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and dtype of a source."""
+def known_sources(
+    sources: Sources, what: str = "KeyMap"
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return the shapes and dtypes of sources.
+
+    Raises:
+        KeyMapError: if they are something else.
+    """
+    _check_dict(sources, what, "sources", "shapes and dtypes")
+    return {name: _known_source(name, s) for name, s in sources.items()}
+
+
+def _known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if not isinstance(name, str):
-        raise KeyMapError(f"KeyMap: sources have names; found {name!r:.80}.")
+        raise KeyMapError(f"KeyMap: sources have names; found {shown(name)}.")
     try:
         shape, dtype = source if isinstance(source, tuple) else (source.shape, source.dtype)
         sizes = tuple([operator.index(n) for n in shape])
@@ -498,14 +511,14 @@ def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[A
 def _tree(
     sources: Sources, tied: Mapping[str, str]
 ) -> tuple[Tree, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
-    _check_names(sources, "sources", "shapes and dtypes")
-    _check_names(tied, "tied", "names")
-    known = {name: known_source(name, s) for name, s in sources.items()}
+    known = known_sources(sources)
+    _check_dict(tied, "KeyMap", "tied", "names")
     nodes = {
         name: Node(source_form(name, shape, dtype), k)
         for k, (name, (shape, dtype)) in enumerate(known.items())
     }
     for other, name in tied.items():
+        text_of(other, "KeyMap", "a name in tied", KeyMapError)
         text_of(name, "KeyMap", f"tied[{other!r:.80}]", KeyMapError)
         if name not in known or other in known:
             why = "is not a source" if name not in known else f"and {other!r} are both sources"
@@ -517,9 +530,9 @@ def _tree(
     return tree, known
 
 
-def _check_names(given: object, name: str, of: str) -> None:
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise KeyMapError(refusal("KeyMap", name, f"a dict of {of} by name", given))
+def _check_dict(given: object, what: str, name: str, of: str) -> None:
+    if not isinstance(given, Mapping):
+        raise KeyMapError(refusal(what, name, f"a dict of {of} by name", given))
 
 
 def _label(rule: Rule, number: int, prefix: str) -> str:
