@@ -184,6 +184,7 @@ def medians(title: str, peers: Peers, rounds: int) -> dict[str, float]:
     for number in range(rounds + 1):
         for name, call in list(peers.items()):
             gc.collect()
+            os.sync()  # what the one before has left unwritten is not this one's
             begun = time.perf_counter()
             try:
                 result = call()
@@ -327,7 +328,7 @@ def main(arguments: list[str]) -> None:
             if set(arguments) & set(ROWS) and row not in arguments:
                 continue
             print(f"{name}, {size / 1e6:.0f} MB, {len(tree)} tensors:")
-            with tempfile.TemporaryDirectory(dir=os.environ.get("MESHARD_BENCH_DIR")) as folder:
+            with tempfile.TemporaryDirectory(dir=os.environ.get("CHECKPOINT_DIR")) as folder:
                 measure(tree, Path(folder), rounds)
 
 

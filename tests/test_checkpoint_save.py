@@ -455,6 +455,8 @@ REFUSALS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("format", _save({"w": A}, format="pt"), ArgumentError, "format must be 'meshard' or 'safe"),
     ("flag", _save({"w": A}, overwrite="y"), ArgumentError, "overwrite must be True or False"),
     ("max_bytes", _save({"w": A}, max_bytes=0), ArgumentError, "max_bytes must be a positive num"),
+    ("shard_bytes", _save({"w": A}, shard_bytes=0), ArgumentError,
+     "shard_bytes must be an integer of at least 1, got 0"),
     ("dtype", _save({"w": A}, dtype="x"), TypeError, "dtype must be a dtype, such as 'float32'"),
     ("map", _save({"w": A}, map={"w": "v"}), ArgumentError, "map must be a KeyMap"),
     ("no match", _save({"w": A}, map=checkpoint.KeyMap().rename("v", "u")),
@@ -483,6 +485,24 @@ def test_a_refused_save_leaves_nothing_and_the_program_goes_on(
 
     run(processes, body)
     assert not (folder / "a").exists()
+
+
+def test_odd_arguments_are_refused_by_name(folder: Path) -> None:
+    handle = checkpoint.save(folder / "a", {"w": A})
+    for refused, says in (
+        (lambda: handle.wait("x"), r"SaveHandle.wait: timeout must be a finite number"),
+        (lambda: handle.wait(-1), r"SaveHandle.wait: timeout must be a finite number"),
+        (lambda: checkpoint.load(folder / "a", progress="no"), "progress must be True or False"),
+        (lambda: checkpoint.metadata(folder / "a").table(1.5), "rows must be a non-negative int"),
+        (
+            lambda: checkpoint.convert(folder / "a", folder / "b.safetensors", shard_bytes="1 GB"),
+            "checkpoint.convert: shard_bytes must be an integer of at least 1, got '1 GB'",
+        ),
+    ):
+        with pytest.raises(ArgumentError, match=says):
+            refused()
+    assert not (folder / "b.safetensors").exists()
+    handle.wait(1.5)
 
 
 def test_a_file_is_not_replaced_by_a_folder(folder: Path) -> None:

@@ -110,12 +110,16 @@ WRITES = re.compile(
 
 
 def test_nobody_else_opens_a_file_for_writing():
-    """Whoever writes to a user's path does it by `write_text`."""
+    """Whoever writes to a user's path does it by `write_text`.
+
+    Files of arrays, which are too large to be in memory, are made by `os.open` in
+    weights/catalogue/raw_writer.py and weights/native/files.py, beside their places as well.
+    """
     found = [
         f"{file.relative_to(SOURCE).as_posix()}: {line.strip()}"
         for file in SOURCE.rglob("*.py")
         for line in file.read_text(encoding="utf-8").splitlines()
-        if WRITES.search(line)
+        if WRITES.search(line) and not line.lstrip().startswith((">>>", "..."))  # an example
     ]
     assert found == ['plan/file/files.py: with open(file, "wb") as out:']
 

@@ -14,6 +14,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.debug import budget, ledger
 from meshard.errors import ArgumentError, BudgetError
+from meshard.ops.array import samplesort
 from meshard.ops.reductions import sort
 from meshard.plan.move.wires import all_reduced
 from meshard.plan.plan import Plan
@@ -124,7 +125,8 @@ def test_a_concatenation_deals_rows_out_anew():
 @pytest.fixture
 def spread(monkeypatch):
     """Sort small arrays as if they were large."""
-    monkeypatch.setattr(sort, "GATHERED_SORT", 0)
+    for module in (sort, samplesort):
+        monkeypatch.setattr(module, "GATHERED_SORT", -1)
 
 
 @in_worlds

@@ -394,6 +394,12 @@ def test_odd_arguments_of_plans_are_refused_by_name():
                 continue
             with pytest.raises(ArgumentError, match=rf"{name} must be"):
                 ask()
+    for ask in (
+        lambda: Plan([], alive=np.array(0)),
+        lambda: meshard.plan_reshard(V, None, alive=np.array(0)),
+    ):
+        with pytest.raises(ArgumentError, match="alive must be"):
+            ask()
     ids = [meshard.devices()[0], np.int64(1), *range(2, 8)]
     assert meshard.plan_reshard(V, None, alive=ids).alive == tuple(range(8))
     with pytest.raises(ArgumentError, match=r"1 distinct triples .* the choices are for \[\]"):

@@ -54,7 +54,8 @@ def _order(value: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sort small arrays as such, or as if they were large."""
     if not request.param:
-        monkeypatch.setattr(sort, "GATHERED_SORT", -1)
+        for module in (sort, samplesort):
+            monkeypatch.setattr(module, "GATHERED_SORT", -1)
         monkeypatch.setattr(select, "_COUNTED", 0)
 
 
@@ -336,9 +337,9 @@ def test_refusals() -> None:
 # sets
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_distinct_elements_are_numpy_s(data: st.DataObject) -> None:
+def test_distinct_elements_are_numpy_s(gathered: None, data: st.DataObject) -> None:
     shape = data.draw(shapes(1))
     value = _values(shape, data.draw(st.sampled_from(["f8", "i4", "u1", "bool", "c8"])), sum(shape))
     lay = data.draw(st.one_of(on_meshes(shape), st.just(Lay())))

@@ -571,6 +571,39 @@ def test_errors_of_rules_in_toml_name_their_line() -> None:
         map.apply(W)
 
 
+ODD: dict[str, tuple[Callable[[], object], str]] = {
+    "rules": (lambda: KeyMap("drop"), "KeyMap: rules must be a list or tuple of rules, got 'drop'"),
+    "rest": (lambda: KeyMap(rest=np.array(["keep"] * 2)), "rest is 'refuse', 'keep' or 'drop'"),
+    "one pattern to fuse": (
+        lambda: KeyMap().fuse("abc", "d"),
+        r"KeyMap.fuse: sources must be a list or tuple of patterns, got 'abc'",
+    ),
+    "patterns without an order": (
+        lambda: KeyMap().fuse({"a", "b"}, "c"),
+        "KeyMap.fuse: sources must be a list or tuple of patterns",
+    ),
+    "to": (lambda: KeyMap().split("a", 3), "KeyMap.split: to must be a list or tuple of patterns"),
+    "perm": (lambda: KeyMap().transpose("a", 1), "perm must be a list or tuple of dims, got 1"),
+    "shape": (lambda: KeyMap().reshape("a", 8), "shape must be a list or tuple of sizes, got 8"),
+    "block": (lambda: KeyMap().scales("a", "b", 8), "block must be a list or tuple of sizes, got"),
+    "other": (lambda: KeyMap().then({}), "KeyMap.then: other must be a KeyMap, got {}"),
+    "sources": (lambda: KeyMap().apply(["w"]), "sources must be a dict of shapes and dtypes by n"),
+    "a source's name": (lambda: KeyMap().apply({3: ((2,), "f4")}), "sources must be a dict of"),
+    "tied": (lambda: KeyMap().inverse({}, tied=["w"]), "tied must be a dict of names by name"),
+    "a tied name": (
+        lambda: KeyMap().apply({"w": ((2,), "f4")}, tied={"v": ["w"]}),
+        r"KeyMap: tied\['v'\] must be a string, got \['w'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_arguments_are_refused_by_name(case: str) -> None:
+    call, message = ODD[case]
+    with pytest.raises(KeyMapError, match=message):
+        call()
+
+
 # --- what has gone wrong elsewhere, each silently
 
 
@@ -834,3 +867,67 @@ def test_the_first_rows_of_a_tensor_are_not_the_tensor() -> None:
     recipes = KeyMap(rest="keep").slice("w", stop=6).rename("v", "u").apply(sources).recipes
     assert not recipes["w"].is_identity
     assert recipes["u"].is_identity
+
+
+# --- patterns: what they do is what rules for each name do, and they are undone by what fits
+
+BESIDE = ("x.77.s", "qk.77", "z.77", "u.77", "ew.77", "ew.1.2", "l.q", "wide.one.5")
+BY_PATTERN: list[Callable[[random.Random, KeyMap], KeyMap]] = [
+    lambda r, m: m.rename("l.{i}.w", r.choice(["x.{i}.w", "w.{i}", "l.{i}.ww", "{i}"])),
+    lambda r, m: m.rename("n.{name}", r.choice(["l.{name}", "{name}.n", "n.n.{name}"])),
+    lambda r, m: m.rename("only.{name}", "the_only"),
+    lambda r, m: m.fuse(["l.{i}.q", "l.{i}.k"], r.choice(["qk.{i}", "l.{i}.q"]), ranks=2),
+    lambda r, m: m.split("l.{i}.v", r.choice([["z.{i}", "u.{i}"], ["v.{i}.a", "v.{i}.b"]])),
+    lambda r, m: m.stack("e.{e}.w", r.choice(["ew", "e.w"]), dim=r.randint(0, 2)),
+    lambda r, m: m.stack("f.{e}.{i}", r.choice(["f.{i}", "ew.{i}"])),
+    lambda r, m: m.unstack("b.{i}", r.choice(["b.{i}.{e}", "ew.{i}.{e}", "wide.{i}.{e}"])),
+    lambda r, m: m.pad("p.{i}", size=12).transpose("p.{i}"),
+    lambda r, m: m.reshape(r.choice(["p.{i}", "{name}.{i}"]), (-1,)),
+    lambda r, m: m.cast(r.choice(["l.{i}.{name}", "{name}.{i}"]), "float64"),
+]
+
+
+@pytest.mark.parametrize("chunk", range(3))
+def test_maps_by_patterns_are_undone_whatever_else_has_such_names(chunk: int) -> None:
+    exact = 0
+    for seed in range(chunk * 100, (chunk + 1) * 100):
+        rng = random.Random(seed)
+        names = [f"l.{i}.{w}" for i in range(rng.randint(1, 3)) for w in ("q", "k", "v", "w")]
+        names += [f"n.{w}" for w in "ab"] + ["only.one"] + rng.sample(BESIDE, rng.randint(0, 3))
+        experts = rng.choice([["0", "1", "2"], ["00", "01", "02"], ["0"]])
+        names += [f"e.{e}.w" for e in experts] + [f"f.{e}.{i}" for e in (1, 0) for i in range(2)]
+        tensors = {n: numbered((4, 2), "f4", 10 * k) for k, n in enumerate(names)}
+        tensors |= {f"b.{i}": numbered((3, 2), "f4", 5 * i) for i in range(2)}
+        tensors |= {f"p.{i}": numbered((2 + i, 3), "f4", i) for i in range(2)}
+        map = KeyMap(rest="keep")
+        for step in rng.sample(BY_PATTERN, rng.randint(1, 4)):
+            map = step(rng, map)
+        mapped = tried(applied, map, tensors)
+        if isinstance(mapped, str):
+            assert re.search("get the name|matched twice|elements, and so|matches nothing", mapped)
+            continue
+        inverse = map.inverse(sources_of(tensors))
+        same(applied(inverse, mapped), tensors)
+        assert KeyMap.from_toml(inverse.to_toml()) == inverse
+        exact += len(inverse.rules) > len(map.rules)
+    assert exact > 5
+
+
+def test_sources_that_are_not_tensors_are_refused() -> None:
+    for sources, message in (
+        ({3: ((2,), "f4")}, "sources have names; found 3"),
+        ({"w": ((-2,), "f4")}, "source 'w' is a shape and a dtype"),
+        ({"w": ((2.5,), "f4")}, "source 'w' is a shape and a dtype"),
+        ({"w": 7}, "source 'w' is a shape and a dtype, or has them; found 7"),
+        ({"w": ((2,), "f99")}, "or has them; found .*'f99'"),
+    ):
+        with pytest.raises(KeyMapError, match=message):
+            KeyMap(rest="keep").apply(sources)  # type: ignore[arg-type]
+    for tied, message in (
+        ({"v": "u"}, "'v' is tied to 'u', but 'u' is not a source"),
+        ({"w": "w"}, "are both sources"),
+    ):
+        with pytest.raises(KeyMapError, match=message):
+            KeyMap(rest="keep").apply({"w": ((2,), "f4")}, tied=tied)
+    with pytest.raises(KeyMapError, match="then takes a KeyMap; found 3"):
+        KeyMap().then(3)  # type: ignore[arg-type]

@@ -235,6 +235,19 @@ def test_rank_files_hold_shards_under_the_tensors_own_names(tmp_path: Path) -> N
     joined = open_ranks(paths, {"q": 0, "o": -1, "norm": None})
     assert same(read(joined), tensors)
     assert list(verify(joined)) == []
+    told = open_safetensors(str(tmp_path))  # the files say themselves which parts they have
+    assert same(read(told), tensors)
+    assert list(verify(told)) == []
+    os.rename(paths[1], tmp_path / "model-rank-00000-of-00001.safetensors")
+    os.rename(paths[0], tmp_path / "elsewhere")
+    os.link(tmp_path / "model-rank-00000-of-00001.safetensors", tmp_path / "b.safetensors")
+    with pytest.raises(CorruptFileError, match=r"hold \d+ of \d+ elements of tensor '[qo]'; files"):
+        open_safetensors(str(tmp_path))
+
+
+def test_tensors_of_one_name_in_several_files_are_refused(tmp_path):
+    for name in ("a", "b"):
+        save_file({"q": np.zeros(2)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(CorruptFileError, match=r"tensor 'q' is in \S+ and in"):
         open_safetensors(str(tmp_path))
 

@@ -27,6 +27,7 @@ from meshard.weights.checkpoint.metadata import (
     Metadata as Metadata,
     metadata as metadata,
 )
+from meshard.weights.checkpoint.opening import RankFiles as RankFiles
 from meshard.weights.checkpoint.save import (
     SaveHandle as SaveHandle,
     save as save,
@@ -40,7 +41,12 @@ from meshard.weights.checkpoint.save_plan import (
     plan_save as plan_save,
 )
 from meshard.weights.checkpoint.verify import verify as verify
-from meshard.weights.maps.keymap import KeyMap as KeyMap
+from meshard.weights.makers.record import record as record
+from meshard.weights.makers.templates import template as template
+from meshard.weights.maps.keymap import (
+    KeyMap as KeyMap,
+    Mapped as Mapped,
+)
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

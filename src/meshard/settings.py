@@ -71,8 +71,15 @@ class Setting(Generic[T]):
             return self.parse(given)
         except (ValueError, OverflowError) as error:
             told = str(error) if str(error).endswith(".") else ""
-            told = told or f"{self.name} must be {self.law}, not {given!r}."
+            told = told or f"{self.name} must be {self.law}, not {_shown(given)}."
             raise ArgumentError(f"config: {told}") from None
+
+
+def _shown(given: object) -> str:
+    try:
+        return repr(given)
+    except RecursionError:
+        return f"a {type(given).__name__} that is nested too deeply"
 
 
 def one_of(*names: str) -> tuple[str, Callable[[object], str]]:

@@ -126,6 +126,19 @@ def flatten_with_accessors(
         raise endless() from error
 
 
+def children_of(node: Any) -> list[tuple[Any, Any]] | None:
+    """Return the children of a container, each with its key; None if the node is a leaf.
+
+    >>> children_of({"x": [3, 4]}), children_of(3)
+    ([('x', [3, 4])], None)
+    """
+    try:
+        children, _, entries, *_ = optree.tree_flatten_one_level(node, none_is_leaf=False)
+    except ValueError:  # a leaf
+        return None
+    return list(zip(entries, children, strict=True))
+
+
 def _asked(is_leaf: Any) -> IsLeaf:
     """Return a function that calls another one and checks that it returns True or False."""
     function_of(is_leaf, "tree", "is_leaf")

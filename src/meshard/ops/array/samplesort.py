@@ -28,7 +28,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.ops.dtypes.promotion import SMALL_FLOATS
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import at_run_time
+from meshard.ops.engine.later import at_run_time, relaid
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.plan.move.assemble import Source, assemble
@@ -40,7 +40,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.tuning import LARGE, SORT_SAMPLES
+from meshard.tuning import GATHERED_SORT, LARGE, SORT_SAMPLES
 
 
 def sort_keys(x: Block) -> Block:
@@ -220,6 +220,8 @@ def _with_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any
 
 register(Op("sort_runs", "d -> d", _run, dtypes=_with_law))
 register(Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law, outputs=2))
+register(Op("sort_whole", "!d -> d", _run, dtypes=_with_law))
+register(Op("sort_whole_with", "!d, !d -> d, d", _run_with, dtypes=_with_law, outputs=2))
 
 
 def sort_split(x: Array, other: Array | None = None, *, descending: bool = False) -> list[Array]:
@@ -240,6 +242,9 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
 
 def _sort_split(x: Array, other: Array | None = None, *, descending: bool) -> list[Array]:
     x = regular(x)
+    shards = sum(a < b for a, b in pairwise(x.aval.layout.cuts[0]))
+    if shards > 1 and x.nbytes <= GATHERED_SORT and not is_traced(x):
+        return _sort_gathered(x, other, descending)
     if other is None:
         runs = [bind("sort_runs", x, descending=descending)]
     else:
@@ -252,6 +257,17 @@ def _sort_split(x: Array, other: Array | None = None, *, descending: bool) -> li
     splitters = _splitters(runs[0], cuts, descending)
     counts = known(bind("sort_counts", runs[0], *splitters, cuts=cuts, descending=descending))
     return _exchanged(here(), runs, counts, descending)
+
+
+def _sort_gathered(x: Array, other: Array | None, descending: bool) -> list[Array]:
+    """Let each device sort all of a small array, and keep its part."""
+    if other is None:
+        found = [bind("sort_whole", x, descending=descending)]
+    else:
+        found = list(bind("sort_whole_with", x, other, descending=descending))
+    return [
+        relaid(f, here().type_of(x.shape, f.dtype, x.sharding, x.committed), "sort") for f in found
+    ]
 
 
 def _splitters(run: Array, cuts: Cuts, descending: bool) -> tuple[Any, Block, Block]:

@@ -55,21 +55,6 @@ register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
 register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
 
 
-def _partition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
-    """Put the elements at some positions where sorting puts them, and the lesser ones before."""
-    found: Block = np.partition(sort_keys(x), kth, dim).astype(x.dtype, copy=False)
-    return found
-
-
-def _argpartition(x: Block, *, dim: int, kth: tuple[int, ...]) -> Block:
-    found: Block = np.argpartition(sort_keys(x), kth, dim)
-    return found
-
-
-register(Op("partition", _sort_rule, _partition, dtypes=same_dtype))
-register(Op("argpartition", _sort_rule, _argpartition, dtypes=_position_law))
-
-
 class Way(Enum):
     """How an array is sorted along a dim."""
 
@@ -137,15 +122,6 @@ def _as_laid_out(found: Any, x: Array, name: str) -> Any:
     """Return a result laid out like the operand of the same shape."""
     kind = here().type_of(x.shape, found.dtype, x.sharding, x.committed)
     return relaid(found, kind, name)
-
-
-def _parted(x: Array, *, dim: int, name: str, kth: tuple[int, ...]) -> Any:
-    """Partition along a dim; where that would need devices to exchange elements, sort."""
-    x = regular(x)
-    if way_to_sort(x, dim) is Way.WHOLE:
-        return bind(name, x, dim=dim, kth=kth)
-    whole = "argsort" if name == "argpartition" else "sort"
-    return _along(x, dim=dim, name=whole, descending=False)
 
 
 def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
@@ -239,15 +215,16 @@ def _partitioned(name: str, a: Any, kth: Any, axis: int | None) -> Any:
     for k in places:
         if not -size <= k < size:
             raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
-    wanted = tuple(sorted({k % size for k in places}))
-    return when_laid_out(name, _parted, x, dim=dim, name=name, kth=wanted)
+    # The order of the others must not depend on the layout: it is that of sorting.
+    whole = "argsort" if name == "argpartition" else "sort"
+    return when_laid_out(name, _along, x, dim=dim, name=whole, descending=False)
 
 
 @checked
 def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
-    The order of the others is not specified. Along a split dim the array is sorted.
+    All elements are in order, so that the result is the same in every layout.
 
     Args:
         a: the array.

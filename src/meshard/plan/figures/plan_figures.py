@@ -361,8 +361,11 @@ def checked_ids(alive: object, what: str) -> tuple[int, ...]:
     Raises:
         ArgumentError: if one is not the id of a device.
     """
-    ids = [int(d) for d in alive if _is_id(d)] if isinstance(alive, Iterable) else []
-    if not isinstance(alive, Collection) or len(ids) < len(alive):
+    given: list[object] = [None]
+    if isinstance(alive, Collection) and getattr(alive, "shape", None) != ():
+        given = list(alive)
+    ids = [int(d) for d in given if _is_id(d)]
+    if len(ids) < len(given):
         raise ArgumentError(
             f"{what}: alive must be a collection of devices or their ids, which are "
             f"non-negative integers, not {shown(alive)}."

@@ -105,7 +105,7 @@ def plan_reshard(
 
 def _ids(alive: Any) -> Any:
     """Return the ids of devices; values that are not devices are left as they are."""
-    if not isinstance(alive, Iterable):
+    if not isinstance(alive, Iterable) or getattr(alive, "shape", None) == ():
         return alive
     return [d.id if isinstance(d, Device) else d for d in alive]
 

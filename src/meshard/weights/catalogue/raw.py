@@ -201,7 +201,7 @@ class RawReader:
         except OSError as error:
             doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
             raise file_error(error, path, doing) from error
-        if box == piece.box and out.flags.c_contiguous:
+        if box == piece.box and foreign.fortran_offset is None:
             self._check(tensor, piece, out)
         if foreign.swapped:
             out.byteswap(inplace=True)
@@ -218,7 +218,7 @@ class RawReader:
             expected = self._sums_of(piece.file).get(piece.offset)
         if expected is None:
             return
-        found = xxhash.xxh3_64_intdigest(_flat(out))
+        found = _sum(out)
         if found != expected:
             raise CorruptFileError(
                 f"{os.path.join(self.folder, piece.file)}: tensor {tensor.name!r}, box "
@@ -229,6 +229,16 @@ class RawReader:
     def close(self) -> None:
         """Close the files."""
         self._files.close()
+
+
+def _sum(block: Block) -> int:
+    """Return the checksum of an array's elements in C order."""
+    if block.flags.c_contiguous:
+        return xxhash.xxh3_64_intdigest(_flat(block))
+    sum_ = xxhash.xxh3_64()
+    for box in contiguous_boxes(block.shape, block.itemsize, READ_BUFFER):
+        sum_.update(_flat(np.ascontiguousarray(block[box.slices])))
+    return sum_.intdigest()
 
 
 def _fill_box(file: OpenFile, offset: int, shape: tuple[int, ...], part: Box, out: Block) -> None:

@@ -5,6 +5,8 @@ In: paths. Out: a catalogue of tensors, whose pieces are byte ranges of the file
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,10 +14,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, NoReturn, final
 
+import numpy as np
 import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, CheckpointError, CorruptFileError, MissingFileError
+from meshard.plan.file.json_values import as_list, as_mapping, as_numbers
 from meshard.weights.catalogue.json_scan import JsonScan
 from meshard.weights.catalogue.raw import (
     OpenFile,
@@ -24,7 +28,13 @@ from meshard.weights.catalogue.raw import (
     contiguous_boxes,
     file_error,
 )
-from meshard.weights.catalogue.safetensors_header import SUMS_KEY, Entry, Header, read_header
+from meshard.weights.catalogue.safetensors_header import (
+    PARTS_KEY,
+    SUMS_KEY,
+    Entry,
+    Header,
+    read_header,
+)
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 
 SUFFIX = ".safetensors"
@@ -210,7 +220,10 @@ def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
     tied: dict[str, str] = {}
     values: dict[str, Any] = {}
     for name in names:
-        header = headers[name] = read_header(OpenFile(os.path.join(folder, name)))
+        headers[name] = read_header(OpenFile(os.path.join(folder, name)))
+    if len(names) > 1 and any(PARTS_KEY in header.metadata for header in headers.values()):
+        return _Assembly(path, folder).of(headers)
+    for name, header in headers.items():
         for found in _found(header):
             entry = found.entry
             if entry.name in tensors:
@@ -231,6 +244,96 @@ def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
     return Catalogue(
         path, "safetensors", tensors, RawReader(folder), tied, values, _unchecked(headers)
     )
+
+
+@final
+class _Assembly:
+    """The whole tensors of files that say which parts of them they have."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self._path = path
+        self._folder = folder
+        self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+        self._parts: dict[str, dict[Box, list[Piece]]] = {}
+
+    def of(self, headers: Mapping[str, Header]) -> Catalogue:
+        """Return the tensors of all files.
+
+        Raises:
+            CorruptFileError: if parts are missing, or files contradict each other.
+        """
+        for name, header in headers.items():
+            told = _told_parts(f"{self._folder}/{name}", header)
+            for found in _found(header):
+                self._add(name, found, told)
+        tensors = {name: self._whole(name) for name in self._kinds}
+        told_of = {k: v for header in headers.values() for k, v in header.metadata.items()}
+        tied = {k: v for k, v in told_of.items() if v in tensors and k not in tensors}
+        tied.pop("format", None)
+        reader, unchecked = RawReader(self._folder), _unchecked(headers)
+        return Catalogue(self._path, "safetensors", tensors, reader, tied, unchecked=unchecked)
+
+    def _add(self, file: str, found: _Found, told: Mapping[str, _Part]) -> None:
+        """Add what one file has of a tensor; of replicas the first file's is taken."""
+        entry = found.entry
+        shape, starts = told.get(entry.name, (entry.shape, (0,) * len(entry.shape)))
+        known = self._kinds.setdefault(entry.name, (shape, entry.dtype))
+        home = _shifted(Box.whole(entry.shape), starts)
+        if known != (shape, entry.dtype) or home.intersect(Box.whole(shape)) != home:
+            raise CorruptFileError(
+                f"{self._path}: tensor {entry.name!r:.200} is {known[1]}{list(known[0])} in one "
+                f"file, and {entry.dtype}{list(shape)}, box {home}, in {file}."
+            )
+        pieces = [replace(p, box=_shifted(p.box, starts)) for p in _pieces(file, found)]
+        self._parts.setdefault(entry.name, {}).setdefault(home, pieces)
+
+    def _whole(self, name: str) -> Stored:
+        """Return a tensor, all of which the files must have."""
+        shape, dtype = self._kinds[name]
+        homes = [box for box in self._parts[name] if box.volume]
+        held = sum([box.volume for box in homes])
+        apart = not any(a.intersect(b).volume for k, a in enumerate(homes) for b in homes[:k])
+        if held != math.prod(shape) or not apart:
+            raise CorruptFileError(
+                f"{self._path}: the files hold {held:,} of {math.prod(shape):,} elements of tensor "
+                f"{name!r:.200}; files of some ranks are missing, or do not belong together."
+            )
+        every = [piece for pieces in self._parts[name].values() for piece in pieces]
+        return Stored(name, shape, dtype, tuple(every))
+
+
+def _shifted(box: Box, by: Sequence[int]) -> Box:
+    """Return a box further on."""
+    return Box(
+        tuple([a + n for a, n in zip(box.starts, by, strict=True)]),
+        tuple([b + n for b, n in zip(box.stops, by, strict=True)]),
+    )
+
+
+_Part = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shape of a tensor of which a file has a part, and where the part begins."""
+
+
+def _told_parts(path: str, header: Header) -> dict[str, _Part]:
+    """Return the shapes of tensors of which a file has a part, and where the parts begin.
+
+    Raises:
+        CorruptFileError: if the metadata is malformed.
+    """
+    try:
+        form = as_mapping(json.loads(header.metadata.get(PARTS_KEY, "{}")))
+        found = {}
+        ranks = {entry.name: len(entry.shape) for entry in header.entries}
+        for name, one in form.items():
+            shape, starts = map(as_numbers, as_list(one))
+            if not len(shape) == len(starts) == ranks[name] or min((*shape, *starts)) < 0:
+                raise ValueError(f"the part of {name!r:.200} is {one!r:.200}")
+            found[name] = shape, starts
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptFileError(
+            f"{path}: its metadata {PARTS_KEY!r} is malformed: {error}"
+        ) from error
+    return found
 
 
 def _files_without_index(folder: str) -> list[str]:

@@ -30,6 +30,8 @@ from meshard.weights.catalogue.raw import OpenFile, box_count
 MOST_HEADER = 100_000_000
 """Bytes of a header at most, as in the reference library."""
 _MOST_DIMS = 64
+PARTS_KEY = "meshard.parts"
+"""Metadata: the shapes of tensors of which a file has a part, and where the parts begin."""
 SUMS_KEY = "meshard.xxh3"
 _DIGITS = 16
 

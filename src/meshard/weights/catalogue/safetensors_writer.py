@@ -23,7 +23,7 @@ from meshard.tuning import PIECE_BYTES
 from meshard.weights.catalogue.raw import contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, Place, RawWriter
 from meshard.weights.catalogue.safetensors_file import INDEX_SUFFIX, SUFFIX, index_sum
-from meshard.weights.catalogue.safetensors_header import SUMS_KEY, encoded, format_header
+from meshard.weights.catalogue.safetensors_header import PARTS_KEY, SUMS_KEY, encoded, format_header
 from meshard.weights.catalogue.stored import Piece, Stored
 
 SHARD_BYTES = 5_000_000_000
@@ -200,7 +200,7 @@ def _writer(
         tied = {alias: t for alias, t in options.tied.items() if t in home}
         head, entries, at = format_header(
             [(name, tensors[name].dtype, box.shape) for name, box in boxes],
-            {**options.metadata, **tied},
+            {**options.metadata, **tied, **_parts_told(boxes, tensors)},
             options.piece_bytes,
         )
         made.append(NewFile(file, len(head) + (entries[-1].end if entries else 0), head))
@@ -225,6 +225,18 @@ def _writer(
         made.append(NewFile(name, len(text), text))
     contents = Contents(made, stored, copies, sums, replaced)
     return RawWriter(folder, contents, overwrite=options.overwrite)
+
+
+def _parts_told(
+    boxes: Sequence[tuple[str, Box]], tensors: Mapping[str, ShapeDtype]
+) -> dict[str, str]:
+    """Return the metadata that says which parts of tensors a file has."""
+    told = {
+        name: [list(tensors[name].shape), list(box.starts)]
+        for name, box in boxes
+        if box != Box.whole(tensors[name].shape)
+    }
+    return {PARTS_KEY: json.dumps(told, separators=(",", ":"))} if told else {}
 
 
 def _moved(home: Box, itemsize: int, most: int) -> Iterator[Box]:

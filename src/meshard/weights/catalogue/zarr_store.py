@@ -25,6 +25,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError, FileInUseError
+from meshard.plan.file.files import write_bytes
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import ZARR_CHUNK
@@ -304,8 +305,7 @@ class ZarrWriter:
         zeros = "0" * 16
         form["attributes"] = {_SUM: zeros, **form.get("attributes", {}), _FILES: files}
         body = json.dumps(form, indent=2).encode()
-        with open(place, "wb") as out:
-            out.write(body.replace(zeros.encode(), _sum(body).encode(), 1))
+        write_bytes(place, body.replace(zeros.encode(), _sum(body).encode(), 1))
 
     def write(self, tensor: Stored, piece: Piece, box: Box, block: Block) -> None:
         """Write a shard: all elements of a piece."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, instance_of, path_of
+from meshard.algebra.arguments import count_of, flag_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.captions import bytes_text
 from meshard.plan.figures.window import checked_window
@@ -26,11 +26,11 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.catalogue.stored import Catalogue
 from meshard.weights.checkpoint.job import Request
-from meshard.weights.checkpoint.opening import in_order, opened
-from meshard.weights.checkpoint.sources import Source, cast_to, rows
+from meshard.weights.checkpoint.opening import Files, in_order, opened
+from meshard.weights.checkpoint.sources import Source, made_of, rows
 from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.maps.recipe import Recipe, identity
+from meshard.weights.maps.recipe import Recipe
 from meshard.weights.native.manifest import Entry
 from meshard.weights.native.structure import Named, structure_of
 from meshard.weights.transfer.gather import Gatherer
@@ -78,7 +78,7 @@ class Conversion:
 
 
 def convert(
-    source: str | Path,
+    source: Files,
     target: str | Path,
     shardings: Any = None,
     *,
@@ -131,6 +131,7 @@ def convert(
     for name, given in (("overwrite", overwrite), ("dry_run", dry_run), ("progress", progress)):
         flag_of(given, what, name)
     window = checked_window(max_bytes, what)
+    count_of(shard_bytes, what, "shard_bytes", least=1)
     root = Path(os.path.abspath(path_of(target, what)))
     kind = format_of(root, format, what)
     world, catalogue = here(), opened(source, step, what)
@@ -200,22 +201,12 @@ class _Wish:
 
     def of(self, catalogue: Catalogue) -> tuple[Named, list[Source]]:
         """Return the tree that is written, and its tensors."""
-        stored = in_order(catalogue)
-        if self.map is None:
-            recipes = {n: identity(n, t.shape, t.dtype) for n, t in stored.items()}
-            tied, structure = dict(catalogue.tied), structure_of(catalogue)
-        else:
-            instance_of(self.map, KeyMap, self.what, "map")
-            mapped = self.map.apply(stored, tied=catalogue.tied)
-            recipes, tied, structure = dict(mapped.recipes), dict(mapped.tied), {"flat": True}
-        found = []
-        for name, recipe in recipes.items():
-            after = cast_to(self.dtype, recipe.dtype, self.what)
-            place = self._place(name, recipe)
-            found.append(
-                Source(Entry(name, recipe.shape, after, place), replace(recipe, dtype=after))
-            )
-        return Named(dict.fromkeys(recipes), tied, structure), found
+        made = made_of(in_order(catalogue), catalogue.tied, self.map, self.dtype, self.what)
+        places = {n: self._place(n, r) for n, r in made.recipes.items()}
+        made.check(places)
+        found = [Source(Entry(n, r.shape, r.dtype, places[n]), r) for n, r in made.recipes.items()]
+        structure = made.structure(structure_of(catalogue))
+        return Named(dict.fromkeys(made.recipes), made.tied, structure), found
 
     def _place(self, name: str, recipe: Recipe) -> Sharding:
         given = self.shardings

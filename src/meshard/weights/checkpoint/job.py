@@ -112,7 +112,14 @@ class Request:
         folder = f"data-{world.job}-{number}"
         manifest = Manifest(entries, self.tree.structure, self.tree.tied, folder)
         index, count = world.process_index, world.process_count
-        writer = NativeWriter(root, folder, index, shards_of(entries), manifest.piece_bytes)
+        shards = shards_of(entries)
+        if max(shards, default=0) >= count:
+            raise ArgumentError(
+                f"{root}: the tensors are laid out on devices of process {max(shards)} too, but "
+                f"there are {count} processes, of which each writes what is on its devices. Lay "
+                "them out on devices that these processes have."
+            )
+        writer = NativeWriter(root, folder, index, shards, manifest.piece_bytes)
         outputs = [
             Output(stored, recipes[name], self.held, tuple(writer.pieces[name][1]), self.files)
             for name, stored in writer.tensors.items()

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import instance_of
+from meshard.algebra.arguments import flag_of, shown
 from meshard.errors import CheckpointError, ShardingError, TreeError
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
@@ -29,17 +28,16 @@ from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
-from meshard.weights.checkpoint.opening import in_order, opened
-from meshard.weights.checkpoint.sources import cast_to, spread
+from meshard.weights.checkpoint.opening import Files, in_order, opened
+from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import Wanted, plan_reading, slab_bytes_of, wanted_of
 
 
 def load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -91,6 +89,7 @@ def load(
            [3., 4., 5.]], dtype=float64), 'epoch': 3}
     """
     what = "checkpoint.load"
+    flag_of(progress, what, "progress")
     request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     try:
         request.names()  # refused, if only `like` can make the tree, before anything is read
@@ -110,7 +109,7 @@ def load(
 
 
 def load_iter(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -177,7 +176,7 @@ class _Counter:
 
 
 def plan_load(
-    path: str | Path,
+    path: Files,
     shardings: Any = None,
     *,
     like: Any = None,
@@ -229,32 +228,20 @@ class _Wish:
 class _Request:
     """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
 
-    def __init__(self, path: str | Path, step: int | None, wish: _Wish, what: str) -> None:
+    def __init__(self, path: Files, step: int | None, wish: _Wish, what: str) -> None:
         self.catalogue = opened(path, step, what)
         self._what = what
-        self._dtype = wish.dtype
         self._like = wish.like
         self._shardings = wish.shardings
         try:
-            self._recipes, self._tied, self._structure = self._made(wish.map)
+            stored = self.catalogue
+            made = made_of(in_order(stored), stored.tied, wish.map, wish.dtype, what)
+            self._made, self._recipes, self._tied = made, made.recipes, made.tied
+            self._structure = made.structure(structure_of(stored))
             self._names, self._build = self._wanted_names()
         except BaseException:
             self.catalogue.reader.close()
             raise
-
-    def _made(self, map_: KeyMap | None) -> tuple[dict[str, Recipe], Mapping[str, str], Any]:
-        """Return how each tensor is made, other names of tensors, and the tree's structure."""
-        stored = self.catalogue
-        tensors = in_order(stored)
-        if map_ is None:
-            plain = {n: identity(n, t.shape, t.dtype) for n, t in tensors.items()}
-            found, tied, structure = plain, stored.tied, structure_of(stored)
-        else:
-            instance_of(map_, KeyMap, self._what, "map")
-            mapped = map_.apply(tensors, tied=stored.tied)
-            found, tied, structure = dict(mapped.recipes), mapped.tied, {"flat": True}
-        cast = {n: cast_to(self._dtype, r.dtype, self._what) for n, r in found.items()}
-        return {n: replace(r, dtype=cast[n]) for n, r in found.items()}, tied, structure
 
     def _wanted_names(self) -> tuple[list[str], Callable[[Mapping[str, Any]], Any]]:
         """Return the names of the arrays wanted, and what makes a tree of them."""
@@ -302,7 +289,7 @@ class _Request:
         source = self._recipes.get(self._tied.get(name, name))
         if (source is not None) != hasattr(leaf, "shape"):
             held = f"the value {values[name]!r}" if source is None else "an array"
-            expected = "an array" if source is None else f"the value {leaf!r:.80}"
+            expected = "an array" if source is None else f"the value {shown(leaf)}"
             raise CheckpointError(f"{told} is {held} in {path}, but like= expects {expected}.")
         if source is None:
             return

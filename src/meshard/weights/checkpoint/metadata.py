@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, final
 
+from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
 from meshard.plan.captions import bytes_text
 from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
 from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.opening import opened
+from meshard.weights.checkpoint.opening import Files, opened
 from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 
@@ -66,6 +66,8 @@ class Metadata:
 
     def table(self, rows: int | None = _ROWS) -> Table:
         """Return the tensors as a table, the first so many of them; None for all."""
+        if rows is not None:
+            rows = count_of(rows, "Metadata.table", "rows")
         names = list(self.tensors)
         shown = names if rows is None else names[:rows]
         lines = [
@@ -99,7 +101,7 @@ class Metadata:
         return f"{spec} on {sizes}"
 
 
-def metadata(path: str | Path, *, step: int | None = None) -> Metadata:
+def metadata(path: Files, *, step: int | None = None) -> Metadata:
     """Return what a file or folder holds, without reading an element or using a device.
 
     Args:

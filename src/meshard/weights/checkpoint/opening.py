@@ -5,19 +5,55 @@ In: a path. Out: a catalogue.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from meshard.algebra.arguments import count_of, path_of
 from meshard.errors import MissingFileError
 from meshard.weights.catalogue.detect import open_catalogue
+from meshard.weights.catalogue.safetensors_file import open_ranks
 from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.native.files import native_catalogue
 from meshard.weights.native.manifest import NAME
 from meshard.weights.native.steps import step_folder, steps
 
 
-def opened(path: str | Path, step: int | None, what: str, *, checked: bool = False) -> Catalogue:
-    """Return the catalogue of a path.
+@final
+@dataclass(frozen=True)
+class RankFiles:
+    """Safetensors files of which each holds the shards of one rank of a tensor-parallel runtime.
+
+    It stands where a path is expected: in `load`, `metadata`, `convert`. Files that `save` has
+    written for ranks say themselves how they are cut.
+
+    Args:
+        paths: the files, in the order of the ranks.
+        dims: the dim along which tensors are cut, by pattern of names; None where every file has
+            all of a tensor.
+
+    >>> import tempfile, numpy as np
+    >>> from safetensors.numpy import save_file
+    >>> from meshard.weights.checkpoint.load import load
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = [f"{folder}/{rank}.safetensors" for rank in range(2)]
+    ...     for path in paths:
+    ...         save_file({"w": np.zeros((2, 3), "f4"), "norm": np.ones(3, "f4")}, path)
+    ...     load(RankFiles(paths, {"w": 0, "norm": None}))["w"].shape
+    (4, 3)
+    """
+
+    paths: Sequence[str | Path]
+    dims: Mapping[str, int | None]
+
+
+Files = str | Path | RankFiles
+"""What can be loaded: a path, or files of ranks."""
+
+
+def opened(path: Files, step: int | None, what: str, *, checked: bool = False) -> Catalogue:
+    """Return the catalogue of a path, or of files of ranks.
 
     Args:
         path: the path.
@@ -29,15 +65,17 @@ def opened(path: str | Path, step: int | None, what: str, *, checked: bool = Fal
         MissingFileError: if there is nothing to load.
         CorruptFileError: if it is cut off, was changed, or is malformed.
     """
+    if isinstance(path, RankFiles):
+        return open_ranks([str(path_of(p, what)) for p in path.paths], path.dims)
     root = _checkpoint(path, step, what)
     if root is not None:
         return native_catalogue(root, checked=checked)
     return open_catalogue(str(path_of(path, what)))
 
 
-def is_checkpoint(path: str | Path, step: int | None, what: str) -> bool:
+def is_checkpoint(path: Files, step: int | None, what: str) -> bool:
     """Whether a path is that of a checkpoint of meshard's own."""
-    return _checkpoint(path, step, what) is not None
+    return not isinstance(path, RankFiles) and _checkpoint(path, step, what) is not None
 
 
 def _checkpoint(path: str | Path, step: int | None, what: str) -> Path | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from meshard.algebra.arguments import count_of, flag_of, path_of
+from meshard.algebra.arguments import count_of, flag_of, number_of, path_of
 from meshard.errors import (
     ArgumentError,
 )
@@ -26,7 +26,7 @@ from meshard.runtime.agree import meet
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.checkpoint.job import Request
-from meshard.weights.checkpoint.sources import held_arrays, sources_of
+from meshard.weights.checkpoint.sources import held_arrays, made_of, sources_of
 from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.steps import keep_newest, point_to, step_folder
@@ -94,6 +94,7 @@ def save(
     for name, given in (("overwrite", overwrite), ("wait", wait)):
         flag_of(given, what, name)
     window = checked_window(max_bytes, what)
+    count_of(shard_bytes, what, "shard_bytes", least=1)
     root, after = _place(path, step, keep, what)
     kind = format_of(root, format, what)
     world, found = here(), named(tree, what)
@@ -101,7 +102,8 @@ def save(
     if world.process_count > 1:
         meet(world, range(world.process_count), f"`{what}` to {root}")
     held, shardings = held_arrays(world, found, what, copied=not wait)
-    sources, found = sources_of(world, found, shardings, dtype, map, what)
+    made = made_of(found.arrays, found.tied, map, dtype, what)
+    sources, found = sources_of(world, found, shardings, made)
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
     slab = slab_bytes_of(window, world.process_count, world.workers.threads)
@@ -120,12 +122,12 @@ def _place(
 ) -> tuple[Path, Callable[[], None]]:
     """Return the folder of a checkpoint, and what is done once it is complete."""
     root = Path(os.path.abspath(path_of(path, what)))
+    newest = None if keep is None else count_of(keep, what, "keep", least=1)
     if step is None:
-        if keep is not None:
-            raise ArgumentError(f"{what}: keep={keep} counts steps, but no step= is given.")
+        if newest is not None:
+            raise ArgumentError(f"{what}: keep={newest} counts steps, but no step= is given.")
         return root, lambda: None
     number = count_of(step, what, "step", least=0)
-    newest = None if keep is None else count_of(keep, what, "keep", least=1)
 
     def after() -> None:
         point_to(root, number)
@@ -176,6 +178,8 @@ class SaveHandle:
             TimeoutError: if it takes longer; the save goes on.
             CheckpointError: if the save has failed.
         """
+        if timeout is not None:
+            timeout = number_of(timeout, "SaveHandle.wait", "timeout")
         if self._thread.ident is not None:
             self._thread.join(timeout)
         if self._thread.is_alive():

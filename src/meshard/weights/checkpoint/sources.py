@@ -20,7 +20,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, home, placed
 from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.world import RuntimeWorld
-from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.maps.keymap import KeyMap, Mapped, Shaped
 from meshard.weights.maps.recipe import Recipe, identity
 from meshard.weights.native.manifest import Entry
 from meshard.weights.native.structure import Named
@@ -124,13 +124,74 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return {"u": "i"}.get(dtype.kind, dtype.kind)
 
 
-def sources_of(
-    world: RuntimeWorld,
-    tree: Named,
-    shardings: Mapping[str, Sharding],
-    dtype: Any,
+@final
+@dataclass(frozen=True)
+class Made:
+    """What becomes of some tensors.
+
+    Attributes:
+        recipes: how each is made, in the dtype that it is to have.
+        tied: other names of them.
+        mapped: what a map says about them; None without a map.
+    """
+
+    recipes: dict[str, Recipe]
+    tied: dict[str, str]
+    mapped: Mapped | None
+
+    def structure(self, before: Any) -> Any:
+        """Return the structure of the tree: that from before, or with a map a dict by name."""
+        return before if self.mapped is None else {"flat": True}
+
+    def check(self, shardings: Mapping[str, Sharding]) -> None:
+        """Refuse layouts that cut a tensor where its block scales cannot be cut.
+
+        Raises:
+            KeyMapError: if one does.
+        """
+        if self.mapped is not None and self.mapped.scales:
+            self.mapped.check_shardings(shardings)
+
+
+def made_of(
+    tensors: Mapping[str, Shaped],
+    tied: Mapping[str, str],
     map_: KeyMap | None,
+    dtype: Any,
     what: str,
+) -> Made:
+    """Return what becomes of tensors by a map and a cast.
+
+    Tensors that have block scales keep their dtype, as the scales do.
+
+    Args:
+        tensors: the tensors by name.
+        tied: other names of them.
+        map_: which tensors are made of which; None for none.
+        dtype: what they are cast to; see `cast_to`.
+        what: the function that was called, for messages.
+
+    Raises:
+        KeyMapError: if the map does not fit the tensors.
+    """
+    kept: set[str] = set()
+    mapped = None
+    if map_ is None:
+        recipes = {n: identity(n, tuple(t.shape), t.dtype) for n, t in tensors.items()}
+    else:
+        instance_of(map_, KeyMap, what, "map")
+        mapped = map_.apply(tensors, tied=tied)
+        recipes, tied = dict(mapped.recipes), mapped.tied
+        kept = {n for weight, (scale, _) in mapped.scales.items() for n in (weight, scale)}
+    cast = {
+        n: r if n in kept else replace(r, dtype=cast_to(dtype, r.dtype, what))
+        for n, r in recipes.items()
+    }
+    return Made(cast, dict(tied), mapped)
+
+
+def sources_of(
+    world: RuntimeWorld, tree: Named, shardings: Mapping[str, Sharding], made: Made
 ) -> tuple[list[Source], Named]:
     """Return the tensors that are written, and the tree that they are.
 
@@ -138,24 +199,12 @@ def sources_of(
         world: this process's world.
         tree: the tree of the arrays.
         shardings: how each array is laid out.
-        dtype: see `save`.
-        map_: which tensors are made of which; None to write the arrays as they are.
-        what: the function that was called, for messages.
-
-    Raises:
-        KeyMapError: if the map does not fit the arrays.
+        made: what becomes of the arrays.
     """
-    if map_ is None:
-        recipes = {n: identity(n, tuple(x.shape), x.dtype) for n, x in tree.arrays.items()}
-    else:
-        instance_of(map_, KeyMap, what, "map")
-        mapped = map_.apply(tree.arrays, tied=tree.tied)
-        recipes = dict(mapped.recipes)
-        tree = Named(dict.fromkeys(recipes), dict(mapped.tied), {"flat": True})
     found = []
-    for name, recipe in recipes.items():
-        after = cast_to(dtype, recipe.dtype, what)
+    for name, recipe in made.recipes.items():
         like = shardings[recipe.sources[0]] if recipe.is_identity else rows(world, recipe.shape)
-        entry = Entry(name, recipe.shape, after, like)
-        found.append(Source(entry, replace(recipe, dtype=after)))
-    return found, tree
+        found.append(Source(Entry(name, recipe.shape, recipe.dtype, like), recipe))
+    if made.mapped is None:
+        return found, tree
+    return found, Named(dict.fromkeys(made.recipes), made.tied, {"flat": True})

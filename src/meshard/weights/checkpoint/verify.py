@@ -5,7 +5,6 @@ In: a path. Out: what is damaged: which file, tensor and box.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from meshard.errors import CorruptFileError, MissingFileError
@@ -13,10 +12,10 @@ from meshard.runtime.agree import meet
 from meshard.runtime.world import here
 from meshard.weights.catalogue.verify import Damage
 from meshard.weights.catalogue.verify import verify as damages
-from meshard.weights.checkpoint.opening import is_checkpoint, opened
+from meshard.weights.checkpoint.opening import Files, is_checkpoint, opened
 
 
-def verify(path: str | Path, *, step: int | None = None) -> list[Damage]:
+def verify(path: Files, *, step: int | None = None) -> list[Damage]:
     """Return what is damaged in a file or folder: nothing, if all is as it was written.
 
     The processes of a job share the work; all get the whole list. A file of another program that

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
+from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 from meshard.weights.makers import functions as functions
 from meshard.weights.makers.abstract import AbstractArray, as_form
@@ -84,7 +85,7 @@ def record(loader: Loader, sources: Sources) -> KeyMap:
         if not isinstance(name, str) or not hasattr(array, "shape"):
             raise KeyMapError(
                 f"record: a loader returns arrays by name; found a {type(array).__name__} as "
-                f"{name!r:.80}."
+                f"{shown(name)}."
             )
         if id(array) in first:
             tied.append((name, first[id(array)]))

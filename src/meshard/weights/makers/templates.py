@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps.keymap import KeyMap
 
@@ -45,7 +46,7 @@ def template(model: str, **config: Any) -> KeyMap:
     make = TEMPLATES.get(model)
     if make is None:
         raise KeyMapError(
-            f"template: the models are {', '.join(TEMPLATES)}; found {model!r:.80}. Other models "
+            f"template: the models are {', '.join(TEMPLATES)}; found {shown(model)}. Other models "
             "often have llama's names."
         )
     known = inspect.signature(make).parameters
@@ -59,7 +60,7 @@ def template(model: str, **config: Any) -> KeyMap:
         if count is not None and (
             not isinstance(count, int) or isinstance(count, bool) or count < 1
         ):
-            raise KeyMapError(f"template: {name} is a positive integer; found {count!r:.80}.")
+            raise KeyMapError(f"template: {name} is a positive integer; found {shown(count)}.")
     return make(**config)
 
 

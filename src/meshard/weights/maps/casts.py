@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 
 
@@ -83,11 +84,11 @@ def dtype_named(name: object) -> np.dtype[Any]:
     try:
         found: np.dtype[Any] = np.dtype(name)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError, OverflowError, RecursionError) as error:
-        raise KeyMapError(f"no dtype is named {name!r}") from error
+        raise KeyMapError(f"no dtype is named {shown(name)}") from error
     if found.names or found.subdtype or not found.isnative:
-        raise KeyMapError(f"{name!r} is not a dtype of numbers in this machine's byte order")
+        raise KeyMapError(f"{shown(name)} is not a dtype of numbers in this machine's byte order")
     if found.kind not in "biufc" and _float(found) is None and not _integers(found):
-        raise KeyMapError(f"{name!r} is not a dtype of numbers")
+        raise KeyMapError(f"{shown(name)} is not a dtype of numbers")
     return found
 
 

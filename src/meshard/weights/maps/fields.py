@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps.casts import dtype_named
 from meshard.weights.maps.pattern import parse
@@ -71,7 +72,7 @@ def _pattern(given: object, where: str) -> str:
 
 def _patterns(given: object, where: str) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-        raise KeyMapError(f"{where} is a list of patterns; found {given!r:.80}.")
+        raise KeyMapError(f"{where} is a list of patterns; found {shown(given)}.")
     return tuple([parse(_of(str, v, where, "a list of patterns")).text for v in given])
 
 
@@ -106,7 +107,7 @@ def _dtype(given: object, where: str) -> str:
 
 def _of(kinds: Any, given: Any, where: str, expected: str) -> Any:
     if not isinstance(given, kinds) or (isinstance(given, bool) and kinds is not bool):
-        raise KeyMapError(f"{where} is {expected}; found {given!r:.80}.")
+        raise KeyMapError(f"{where} is {expected}; found {shown(given)}.")
     return given
 
 
@@ -116,9 +117,9 @@ def _whole_or_none(given: Any, where: str, *, least: int | None) -> int | None:
 
 def _whole(given: Any, where: str, *, least: int | None) -> int:
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
-        raise KeyMapError(f"{where} is made of integers; found {given!r:.80}.")
+        raise KeyMapError(f"{where} is made of integers; found {shown(given)}.")
     if abs(int(given)) > MAX_SIZE or (least is not None and int(given) < least):
-        raise KeyMapError(f"{where} is between {least} and {MAX_SIZE}; found {given!r:.80}.")
+        raise KeyMapError(f"{where} is between {least} and {MAX_SIZE}; found {shown(given)}.")
     return int(given)
 
 
@@ -126,5 +127,5 @@ def _wholes(given: Any, where: str, *, least: int | None) -> tuple[int, ...] | N
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise KeyMapError(f"{where} is a list of integers; found {given!r:.80}.")
+        raise KeyMapError(f"{where} is a list of integers; found {shown(given)}.")
     return tuple([_whole(v, where, least=least) for v in given])

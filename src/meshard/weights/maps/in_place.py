@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps import fields, moves
 from meshard.weights.maps.casts import dtype_named, is_lossless
@@ -165,7 +166,7 @@ class Rope(InPlace):
         if self.rows is not None and len(self.rows) != 2:
             raise KeyMapError("rope: rows is two numbers, from which row of a head to which.")
         if self.to not in ("half", "interleaved"):
-            raise KeyMapError(f"rope: to is 'half' or 'interleaved'; found {self.to!r:.80}.")
+            raise KeyMapError(f"rope: to is 'half' or 'interleaved'; found {shown(self.to)}.")
 
     @property
     def new_names(self) -> str:

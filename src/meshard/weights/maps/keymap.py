@@ -7,6 +7,7 @@ each new tensor, which restricts to any cut; the map that undoes a map.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
@@ -14,6 +15,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
 from meshard.plan.show.report import Table
 from meshard.runtime.types import dtype_name
@@ -155,7 +157,8 @@ class KeyMap:
     def __init__(
         self, rules: Iterable[Rule | Mapping[str, Any]] = (), *, rest: str = "refuse"
     ) -> None:
-        checked = tuple([r if isinstance(r, Rule) else rule_from_table(r) for r in rules])
+        given = _listed(rules, "KeyMap", "rules", "rules")
+        checked = tuple([r if isinstance(r, Rule) else rule_from_table(r) for r in given])
         object.__setattr__(self, "stages", (Stage(checked, rest_of(rest)),))
 
     @classmethod
@@ -210,7 +213,8 @@ class KeyMap:
         >>> map.apply(w).recipes["0.both"].shape
         (16, 2)
         """
-        return self.add(rules.Fuse(tuple(sources), to, dim=dim, ranks=ranks, groups=groups))
+        listed = _listed(sources, "KeyMap.fuse", "sources", "patterns")
+        return self.add(rules.Fuse(listed, to, dim=dim, ranks=ranks, groups=groups))
 
     def split(
         self, source: str, to: Sequence[str], *, sizes: Sequence[int] | None = None, **how: Any
@@ -228,7 +232,8 @@ class KeyMap:
         >>> [r.shape for r in map.apply({"0.qkv": ((12, 5), "f4")}).recipes.values()]
         [(8, 5), (2, 5), (2, 5)]
         """
-        return self.add(rule_from_table({"split": source, "to": list(to), "sizes": sizes, **how}))
+        parts = _listed(to, "KeyMap.split", "to", "patterns")
+        return self.add(rule_from_table({"split": source, "to": parts, "sizes": sizes, **how}))
 
     def stack(self, source: str, to: str, *, dim: int = 0) -> KeyMap:
         """Stack numbered tensors along a new dim: experts.
@@ -250,11 +255,14 @@ class KeyMap:
 
     def transpose(self, source: str, perm: Sequence[int] | None = None) -> KeyMap:
         """Put the dims in another order; in the opposite one if none is given."""
-        return self.add(in_place.Transpose(source, None if perm is None else tuple(perm)))
+        listed = None if perm is None else _listed(perm, "KeyMap.transpose", "perm", "dims")
+        return self.add(in_place.Transpose(source, listed))
 
     def reshape(self, source: str, shape: Sequence[int]) -> KeyMap:
         """Give tensors another shape; one size may be -1."""
-        return self.add(in_place.Reshape(source, tuple(shape)))
+        return self.add(
+            in_place.Reshape(source, _listed(shape, "KeyMap.reshape", "shape", "sizes"))
+        )
 
     def rope(
         self,
@@ -357,7 +365,8 @@ class KeyMap:
         w        [384, 256]  float8_e4m3fn  w        transpose
         w_scale  [3, 2]      float32        w_scale  transpose, scales
         """
-        return self.add(scales.Scales(source, by, tuple(block), to))
+        listed = _listed(block, "KeyMap.scales", "block", "sizes")
+        return self.add(scales.Scales(source, by, listed, to))
 
     def cast(self, source: str, dtype: Any) -> KeyMap:
         """Cast tensors to another dtype, once and from their own.
@@ -377,8 +386,7 @@ class KeyMap:
         >>> list(names.apply({"model.q.w": ((2,), "f4")}).recipes)
         ['q']
         """
-        if not isinstance(other, KeyMap):
-            raise KeyMapError(f"KeyMap.then takes a KeyMap; found {other!r:.80}.")
+        instance_of(other, KeyMap, "KeyMap.then", "other", error=KeyMapError)
         return KeyMap._of([*self.stages, *other.stages])
 
     def apply(self, sources: Sources, *, tied: Mapping[str, str] | None = None) -> Mapped:
@@ -392,7 +400,7 @@ class KeyMap:
             KeyMapError: if a rule matches nothing, a tensor is matched by no rule or by several, or
                 sizes do not fit; with the rule, the tensor, what was expected and found.
         """
-        tree, known = _tree(sources, tied or {})
+        tree, known = _tree(sources, {} if tied is None else tied)
         for number, stage in enumerate(self.stages, 1):
             _run(stage, tree, self._prefix(number))
         return _mapped(tree, known)
@@ -413,7 +421,7 @@ class KeyMap:
         >>> print(KeyMap().transpose("w", (1, 2, 0)).inverse({"w": ((2, 3, 4), "f4")}).rules[0])
         transpose w, perm 2 0 1
         """
-        tree, known = _tree(sources, tied or {})
+        tree, known = _tree(sources, {} if tied is None else tied)
         ties = _ties(tree)
         undone = []
         for number, stage in enumerate(self.stages, 1):
@@ -466,29 +474,39 @@ class KeyMap:
         return f"<KeyMap of {len(self.rules)} rules>"
 
 
+def _listed(given: object, what: str, name: str, of: str) -> tuple[Any, ...]:
+    return items_of(given, what, name, of, ordered=True, error=KeyMapError)
+
+
 def known_source(name: str, source: Source) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the shape and dtype of a source."""
+    if not isinstance(name, str):
+        raise KeyMapError(f"KeyMap: sources have names; found {name!r:.80}.")
     try:
         shape, dtype = source if isinstance(source, tuple) else (source.shape, source.dtype)
-        return tuple([int(n) for n in shape]), np.dtype(dtype) if not isinstance(
-            dtype, str
-        ) else dtype_named(dtype)
-    except (TypeError, ValueError, AttributeError) as error:
+        sizes = tuple([operator.index(n) for n in shape])
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"{sizes} is not a shape")
+        return sizes, dtype_named(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise KeyMapError(
-            f"KeyMap: source {name!r:.80} is a shape and a dtype, or has them; found "
-            f"{source!r:.80}."
+            f"KeyMap: source {shown(name)} is a shape and a dtype, or has them; found "
+            f"{shown(source)}."
         ) from error
 
 
 def _tree(
     sources: Sources, tied: Mapping[str, str]
 ) -> tuple[Tree, dict[str, tuple[tuple[int, ...], np.dtype[Any]]]]:
+    _check_names(sources, "sources", "shapes and dtypes")
+    _check_names(tied, "tied", "names")
     known = {name: known_source(name, s) for name, s in sources.items()}
     nodes = {
         name: Node(source_form(name, shape, dtype), k)
         for k, (name, (shape, dtype)) in enumerate(known.items())
     }
     for other, name in tied.items():
+        text_of(name, "KeyMap", f"tied[{other!r:.80}]", KeyMapError)
         if name not in known or other in known:
             why = "is not a source" if name not in known else f"and {other!r} are both sources"
             raise KeyMapError(f"KeyMap: {other!r} is tied to {name!r}, but {name!r} {why}.")
@@ -497,6 +515,11 @@ def _tree(
     for name, node in nodes.items():
         tree.put(name, node)
     return tree, known
+
+
+def _check_names(given: object, name: str, of: str) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise KeyMapError(refusal("KeyMap", name, f"a dict of {of} by name", given))
 
 
 def _label(rule: Rule, number: int, prefix: str) -> str:

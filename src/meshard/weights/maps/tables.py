@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from meshard.algebra.arguments import is_text, shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.rules import Rule
@@ -34,10 +35,10 @@ _MAX_STAGES = 256
 
 def rest_of(rest: object) -> str:
     """Return what becomes of tensors that no rule matches."""
-    if rest not in RESTS:
+    if not is_text(rest, *RESTS):
         raise KeyMapError(
             f"KeyMap: rest is 'refuse', 'keep' or 'drop', what becomes of tensors that no rule "
-            f"matches; found {rest!r:.80}."
+            f"matches; found {shown(rest)}."
         )
     return str(rest)
 

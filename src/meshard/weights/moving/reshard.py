@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar, final, overload
 
 import numpy as np
@@ -31,8 +30,8 @@ from meshard.runtime.trees import flatten_with_none, unflatten
 from meshard.runtime.types import ArrayLike
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.weights.checkpoint.sources import cast_to, placed_arrays
-from meshard.weights.maps.keymap import KeyMap, Mapped
+from meshard.weights.checkpoint.sources import cast_to, made_of, placed_arrays
+from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.structure import named
 from meshard.weights.transfer.exchange import held
 from meshard.weights.transfer.mapped import Result, move, received
@@ -230,14 +229,9 @@ class _Mapping:
         self._what = "reshard"
         self._world = here()
         tree = named(x, self._what)
-        mapped = map_.apply(tree.arrays, tied=tree.tied)
-        self._tied: Mapping[str, str] = mapped.tied
-        self._recipes = {
-            n: replace(r, dtype=cast_to(dtype, r.dtype, self._what))
-            for n, r in mapped.recipes.items()
-        }
         self._tree = tree
-        self._mapped: Mapped = mapped
+        self._made = made_of(tree.arrays, tree.tied, map_, dtype, self._what)
+        self._recipes, self._tied = self._made.recipes, self._made.tied
 
     def run(self, sharding: Any, options: Options) -> dict[str, Array]:
         """Return the arrays by name."""
@@ -245,6 +239,7 @@ class _Mapping:
         donate = flag_of(options.donate, what, "donate")
         window = checked_window(options.max_bytes, what)
         places = self._places(sharding)
+        self._made.check(places)
         arrays = placed_arrays(world, self._tree, what)
         sources = {n: held(a) for n, a in arrays.items()}
         results = [
@@ -252,7 +247,9 @@ class _Mapping:
             for n, r in self._recipes.items()
         ]
         types = [a._type for a in arrays.values()]
-        agree(world, what, (("map", str(self._mapped)),), (*types, *[r.type_ for r in results]))
+        agree(
+            world, what, (("map", str(self._made.mapped)),), (*types, *[r.type_ for r in results])
+        )
         if world.ledgers:
             self._note(world, results, arrays)
         total = sum([b.volume * r.recipe.dtype.itemsize for r in results for b in _mine(world, r)])

@@ -23,7 +23,7 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import CorruptFileError, MissingFileError, StorageError
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.weights.catalogue.raw import OpenFile, RawReader, contiguous_boxes
+from meshard.weights.catalogue.raw import OpenFile, RawReader, box_count, contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
 from meshard.weights.catalogue.safetensors_header import (
     DTYPES,
@@ -143,16 +143,22 @@ class NativeWriter:
             name: Stored(name, *dtypes[name], tuple(pieces))
             for name, (pieces, _) in self.pieces.items()
         }
+        own = {
+            name: iter([n for n, owner in enumerate(owners) if owner == process])
+            for name, (_, owners) in self.pieces.items()
+        }
         places = {}
         for entry, home in mine:
-            for number, piece in enumerate(self.tensors[entry.name].pieces):
-                if self.pieces[entry.name][1][number] == process and _holds(home, piece.box):
-                    places[entry.name, number] = [(f"{folder}/{data_name(process)}", sums)]
-                    sums += 16
+            for _ in range(box_count(home.shape, entry.dtype.itemsize, piece_bytes)):
+                places[entry.name, next(own[entry.name])] = [
+                    (f"{folder}/{data_name(process)}", sums)
+                ]
+                sums += 16
         file = NewFile(f"{folder}/{data_name(process)}", self._size, head)
         contents = Contents([file] if mine else [], self.tensors, {}, places)
         self._writer = RawWriter(str(root), contents)
         self.write = self._writer.write
+        self._new: list[Path] = []
         self.record: DataFile | None = None
 
     def begin(self) -> None:
@@ -163,15 +169,17 @@ class NativeWriter:
         """
         folder = self._path.parent
         with Storing(folder):
+            self._new = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(parents=True, exist_ok=True)
-            for parent in (folder.parent, folder.parent.parent):
-                sync_folder(str(parent))
         self._writer.begin()
 
     def sync(self, sums: Mapping[tuple[str, int], int]) -> None:
         """Write the checksums, bring all to the disk, and give the file its name."""
         self._writer.sync(sums)
         self._writer.commit()
+        for folder in self._new:
+            with Storing(folder):
+                sync_folder(str(folder.parent))
         if self._size > self._head:
             file = OpenFile(str(self._path))
             head = file.bytes_at(0, self._head, "its header cannot be read")
@@ -204,10 +212,6 @@ def _named(boxes: Sequence[tuple[Entry, Box]]) -> list[tuple[str, np.dtype[Any],
             name += "'"
         found[name] = dtype, (*box.shape, *more)
     return [(name, *form) for name, form in found.items()]
-
-
-def _holds(home: Box, box: Box) -> bool:
-    return home.intersect(box) == box
 
 
 @final

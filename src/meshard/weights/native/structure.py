@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
-import optree
 
+from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import endless
+from meshard.runtime.trees import children_of, endless
 from meshard.weights.catalogue.stored import Catalogue
 
 _VALUES = (bool, int, float, str)
@@ -130,11 +130,8 @@ def _children(node: Any) -> tuple[str, list[tuple[Any, Any]]] | None:
         return type(node).__name__, list(enumerate(node))
     if isinstance(node, (Array, np.ndarray, np.generic)):
         return None
-    try:
-        children, _, entries, *_ = optree.tree_flatten_one_level(node, none_is_leaf=False)
-    except ValueError:  # a leaf
-        return None
-    return type(node).__qualname__, list(zip(entries, children, strict=True))
+    children = children_of(node)
+    return None if children is None else (type(node).__qualname__, children)
 
 
 def _form(kind: str, parts: list[tuple[Any, Any]]) -> Any:
@@ -208,14 +205,14 @@ class _Rebuilding:
 
     def _malformed(self, node: Any) -> CorruptFileError:
         return CorruptFileError(
-            f"{self._what}: the structure of the tree is malformed: {node!r:.80}."
+            f"{self._what}: the structure of the tree is malformed: {shown(node)}."
         )
 
 
 def _key(key: Any) -> Any:
     if isinstance(key, (bool, int, float, str)) or key is None:
         return key
-    raise CorruptFileError(f"the structure of the tree is malformed: {key!r:.80} is a key.")
+    raise CorruptFileError(f"the structure of the tree is malformed: {shown(key)} is a key.")
 
 
 def leaf_values(structure: Any) -> Mapping[str, Any]:
