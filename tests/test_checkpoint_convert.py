@@ -1,42 +1,48 @@
-"""Converting files to files: what the conversion refuses, and what it leaves."""
+"""Converting files: what a load and a save would give, without arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import meshard
 from meshard import checkpoint
-from meshard.errors import ArgumentError
-from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import virtual_devices
+from meshard.sharding import NamedSharding, P
+from tests.checkpoints import folders, run
+from tests.lays import fetched, same
+from tests.worlds import mesh, put
 
 
-def test_a_layout_of_more_processes_than_there_are_is_refused(tmp_path):
-    meshard.save(tmp_path / "x.npy", np.arange(8.0))
-    devices = np.array(virtual_devices(4, 1), object)
-    four = NamedSharding(Mesh(devices, ("t",)), P("t"))
-    with pytest.raises(ArgumentError, match=r"devices of process 3 too, but there are 1 processes"):
-        checkpoint.convert(tmp_path / "x.npy", tmp_path / "y", four)
-    assert not (tmp_path / "y").exists()
-    checkpoint.convert(tmp_path / "x.npy", tmp_path / "y", four, format="safetensors-ranks")
-    assert np.array_equal(meshard.load(tmp_path / "y"), np.arange(8.0))
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("name", ["a", "a.safetensors", "a.zarr"])
+def test_a_conversion_is_a_load_and_a_save(name: str, processes: int) -> None:
+    values = {"b": np.arange(35.0).reshape(7, 5), "w": np.arange(96, dtype="f4").reshape(8, 12)}
+    turned = checkpoint.KeyMap().transpose("w").rename("b", "c")
 
+    def body(folder: Path) -> None:
+        tree = {"b": put(values["b"], uneven="ceil"), "w": put(values["w"], "i", "j")}
+        checkpoint.save(folder / "source", tree)
+        for number, kwargs in enumerate([{}, {"dtype": "f2"}, {"map": turned}]):
+            path = folder / str(number) / name
+            plan = checkpoint.convert(
+                folder / "source", path, max_bytes=1000, dry_run=True, **kwargs
+            )
+            assert meshard.process_count() > 1 or not path.exists()
+            done = checkpoint.convert(folder / "source", path, max_bytes=1000, **kwargs)
+            assert done == plan
+            columns = NamedSharding(mesh(), P(None, "j"), uneven="ceil")
+            found = checkpoint.load(path, columns)
+            expected = checkpoint.load(folder / "source", columns, **kwargs)
+            assert found.keys() == expected.keys()
+            for key, x in expected.items():
+                same(fetched(found[key]), fetched(x))
+            assert done.bytes_written == sum(x.nbytes for x in expected.values())
+            assert not [d for d in checkpoint.verify(path) if d.tensor is not None]
 
-def test_files_of_ranks_become_one_file_again(tmp_path):
-    rng = np.random.default_rng(0)
-    tree = {"w": rng.normal(size=(10, 6)), "v": rng.normal(size=7).astype("f4"), "n": np.arange(3)}
-    checkpoint.save(tmp_path / "a.safetensors", tree)
-    devices = np.array(virtual_devices(4), object).reshape(2, 2)
-    mesh = Mesh(devices, ("x", "y"))
-
-    def cut(name: str, struct: meshard.ShapeDtypeStruct) -> NamedSharding:
-        spec = P("x", "y") if len(struct.shape) == 2 else P("y") if name == "v" else P()
-        return NamedSharding(mesh, spec, uneven="balanced")
-
-    checkpoint.convert(tmp_path / "a.safetensors", tmp_path / "r", cut, format="safetensors-ranks")
-    assert len(list((tmp_path / "r").iterdir())) == 4
-    checkpoint.convert(tmp_path / "r", tmp_path / "b.safetensors")
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert checkpoint.verify(tmp_path / "r") == []
-    (tmp_path / "r" / "model-rank-00003-of-00004.safetensors").unlink()
-    with pytest.raises(checkpoint.MissingFileError, match="3 of them are here"):
-        checkpoint.load(tmp_path / "r")
+    with folders() as folder:
+        (folder / "0").mkdir()
+        (folder / "1").mkdir()
+        (folder / "2").mkdir()
+        run(processes, lambda: body(folder))

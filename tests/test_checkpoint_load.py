@@ -335,6 +335,29 @@ def test_a_refusal_says_what_was_asked_and_found(
     run(processes, body)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_too_large_for_a_dtype_becomes_infinite(processes: int, folder: Path) -> None:
+    value = np.array([1e300, -1e300, 2.0, np.nan] * 4)
+    expected = np.array([np.inf, -np.inf, 2.0, np.nan] * 4, "f4")
+
+    def body() -> None:
+        x, columns = {"w": put(value, "i")}, NamedSharding(mesh(), P("j"))
+        checkpoint.save(folder / "whole", x)
+        checkpoint.save(folder / "cast", x, dtype="f4")
+        checkpoint.convert(folder / "whole", folder / "converted", dtype="f4")
+        keep = KeyMap().keep("w")
+        for found in (
+            checkpoint.load(folder / "whole", columns, dtype="f4"),
+            checkpoint.load(folder / "cast"),
+            checkpoint.load(folder / "converted"),
+            meshard.reshard(x, columns, dtype="f4"),
+            meshard.reshard(x, columns, dtype="f4", map=keep),
+        ):
+            same(fetched(found["w"]), expected)
+
+    run(processes, body)
+
+
 def test_what_cannot_be_cut_is_named(folder: Path) -> None:
     def body() -> None:
         checkpoint.save(folder, {"w": A, "five": np.arange(5)})

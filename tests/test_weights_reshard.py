@@ -214,6 +214,14 @@ def test_reshard_iter_lets_go_of_what_it_has_yielded() -> None:
     run(1, body)
 
 
+def test_a_leaf_of_numpy_is_cast_too() -> None:
+    def body() -> None:
+        found = meshard.reshard({"a": np.array([1e300, 1.0])}, meshard.devices()[0], dtype="f4")
+        same(fetched(found["a"]), np.array([np.inf, 1.0], "f4"))
+
+    run(1, body)
+
+
 REFUSALS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("map", {"map": 3}, ArgumentError, "reshard: map must be a KeyMap, got 3"),
     ("no match", {"map": KeyMap().rename("v", "u")}, KeyMapError, "'v' matches nothing"),

@@ -147,6 +147,12 @@ def strided(
     return found
 
 
+def copy_cast(place: Block, values: Block) -> None:
+    """Copy values to their place, cast to its dtype; what is too large for it becomes infinite."""
+    with np.errstate(all="ignore"):
+        np.copyto(place, values, casting="unsafe")
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Fill:

@@ -202,7 +202,8 @@ def _once(made: dict[int, tuple[Any, Any]], leaf: Any, new: Any) -> Any:
 def _cast(leaf: Any, new: np.dtype[Any]) -> Any:
     """Return a leaf in another dtype, laid out as it is; operations need not keep all layouts."""
     if type(leaf) is not Array:
-        return leaf.astype(new)
+        with np.errstate(all="ignore"):
+            return leaf.astype(new)
     type_ = leaf._type
     cast = here().type_of(type_.shape, new, type_.sharding, type_.committed)
     with np.errstate(all="ignore"):

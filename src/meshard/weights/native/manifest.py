@@ -37,7 +37,9 @@ NAME = "manifest.json"
 _FORMAT = "meshard checkpoint"
 _SHARED = 1 << 20
 """Bytes of a piece from which the processes that hold it each write a part."""
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile("[0-9]+")
+_NO_NUMBERS = re.compile("[{}]|(?<![0-9])0[0-9]|[0-9]{19}")
+"""What a name has whose numbers could not be put back as they were."""
 
 
 @final
@@ -98,7 +100,7 @@ class Manifest:
     def to_text(self) -> str:
         """Return the manifest as text."""
         shardings = Shardings()
-        tensors = [_group_form(group, shardings) for group in _groups(self.entries)]
+        tensors = [_group_form(*group, shardings) for group in _groups(self.entries)]
         form = {
             "format": _FORMAT,
             "version": VERSION,
@@ -170,39 +172,43 @@ def _file(row: object) -> DataFile:
 
 def grouped(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     """Return tensors in the order of a manifest: those that differ by numbers side by side."""
-    return tuple([e for group in _groups(entries) for e in group])
+    return tuple([e for _, rows in _groups(entries) for _, e in rows])
 
 
-def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
-    found: dict[object, list[Entry]] = {}
+_Numbers = tuple[int, ...]
+
+
+def _groups(entries: Sequence[Entry]) -> Iterator[tuple[str, list[tuple[_Numbers, Entry]]]]:
+    """Yield names with their numbers left out, and for each the numbers and the tensors."""
+    found: dict[tuple[str, object], list[tuple[_Numbers, Entry]]] = {}
     for e in entries:
-        found.setdefault((_skeleton(e.name), e.shape, e.dtype.str, e.dtype, e.sharding), []).append(
-            e
-        )
-    return [sorted(group, key=lambda e: _numbers(e.name)) for group in found.values()]
+        skeleton, numbers = _counted(e.name)
+        key = skeleton, (e.shape, e.dtype.str, e.dtype, e.sharding)
+        found.setdefault(key, []).append((numbers, e))
+    for (skeleton, _), rows in found.items():
+        yield skeleton, sorted(rows, key=lambda row: row[0])
 
 
-def _skeleton(name: str) -> str:
-    """Return a name with its numbers left out; the name itself if they cannot be put back."""
-    plain = all(str(int(n)) == n for n in _NUMBER.findall(name)) and not {"{", "}"} & set(name)
-    return _NUMBER.sub("{}", name) if plain else name
+def _counted(name: str) -> tuple[str, _Numbers]:
+    """Return a name with its numbers left out, and the numbers."""
+    if _NO_NUMBERS.search(name):
+        return name, ()
+    return _NUMBER.sub("{}", name), tuple(map(int, _NUMBER.findall(name)))
 
 
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(map(int, _NUMBER.findall(name))) if _skeleton(name) != name else ()
-
-
-def _group_form(group: Sequence[Entry], shardings: Shardings) -> object:
-    first = group[0]
+def _group_form(
+    skeleton: str, rows: Sequence[tuple[_Numbers, Entry]], shardings: Shardings
+) -> object:
+    first = rows[0][1]
     form = {
         "shape": list(first.shape),
         "dtype": dtype_name(first.dtype),
         "sharding": shardings.number(first.sharding),
     }
-    numbers = [_numbers(e.name) for e in group]
-    if len(group) == 1 or not numbers[0]:
+    numbers = [row for row, _ in rows]
+    if len(rows) == 1 or not numbers[0]:
         return {"name": first.name, **form}
-    names = {"names": _skeleton(first.name)}
+    names = {"names": skeleton}
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if list(product(*columns)) == numbers:
         return {**names, "each": [_spans(column) for column in columns], **form}

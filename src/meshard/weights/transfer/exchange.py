@@ -21,7 +21,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
-from meshard.weights.maps.recipe import Recipe, Term
+from meshard.weights.maps.recipe import Recipe, Term, copy_cast
 
 
 @final
@@ -163,10 +163,13 @@ class Exchange:
             assert piece.block is not None
             view = source_view(region, piece.block, piece.box)
             if place is not None:
-                self._copies.append(partial(np.copyto, place, view, casting="unsafe"))
+                self._copies.append(partial(copy_cast, place, view))
                 continue
-            lean = _once(region, view).astype(wired, copy=False)
-            self._sends.setdefault(taker, []).append(lean)
+            once = _once(region, view)
+            if once.dtype != wired:
+                once = np.empty(once.shape, wired)
+                copy_cast(once, _once(region, view))
+            self._sends.setdefault(taker, []).append(once)
 
     def _receive(self, giver: int, region: Term, place: Block, wired: np.dtype[np.generic]) -> None:
         """Receive a region: in its place, or beside it if it is cast or has repeated elements."""
@@ -174,7 +177,7 @@ class Exchange:
         if arriving is not place or wired != place.dtype:
             arriving = np.empty(arriving.shape, wired)
             shown = _again(region, arriving)
-            self._arrived.append(partial(np.copyto, place, shown, casting="unsafe"))
+            self._arrived.append(partial(copy_cast, place, shown))
         self._receives.setdefault(giver, []).append(arriving)
 
     def run_here(self) -> None:

@@ -18,7 +18,7 @@ from meshard.algebra.box import Box
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.maps.recipe import Recipe, Stride, Term, strided
+from meshard.weights.maps.recipe import Recipe, Stride, Term, copy_cast, strided
 
 _DENSE = 0.98
 """Share of a box's elements that must be needed for it to be read as one."""
@@ -122,7 +122,7 @@ def _read(
         catalogue.reader.read(tensor, piece, region, scratch)
         for term in together:
             target = term.target_view(out, box.starts)
-            np.copyto(target, term.source_view(scratch, region.starts), casting="unsafe")
+            copy_cast(target, term.source_view(scratch, region.starts))
 
 
 def _read_together(terms: Sequence[Term]) -> Iterator[Sequence[Term]]:
