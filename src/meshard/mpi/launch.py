@@ -202,7 +202,7 @@ def _finalize_without_the_others(mpi: Any) -> None:
     """Keep Open MPI from waiting for dead processes when it is ended.
 
     If the program has imported mpi4py before meshard, mpi4py ends MPI with the interpreter, and
-    cannot be told not to. Open MPI then waits for all processes, unless this flag of its own is set.
+    cannot be told not to. Open MPI then waits for all processes unless its own flag is set.
     """
     with contextlib.suppress(OSError, ValueError):  # another MPI
         flag = ctypes.c_bool.in_dll(ctypes.CDLL(mpi.__file__), "ompi_async_mpi_finalize")
