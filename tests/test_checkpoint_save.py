@@ -211,7 +211,7 @@ def test_shardings_without_a_mesh(folder: Path) -> None:
     def body() -> None:
         devices = meshard.devices()
         boxes = {devices[0]: (slice(0, 5), slice(0, 6)), devices[5]: (slice(3, 7), slice(0, 6))}
-        shardings = [BoxSharding((7, 6), boxes), devices[3]]
+        shardings = [BoxSharding((7, 6), boxes), devices[3], Halves()]
         for saved in shardings:
             for wanted in shardings:
                 checkpoint.save(folder, {"w": meshard.device_put(value, saved)}, overwrite=True)

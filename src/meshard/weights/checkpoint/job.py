@@ -25,7 +25,7 @@ from meshard.errors import (
 )
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Writer
-from meshard.weights.checkpoint.sources import Source
+from meshard.weights.checkpoint.sources import Source, storable
 from meshard.weights.checkpoint.targets import Limits, foreign_writer
 from meshard.weights.native.files import (
     NativeWriter,
@@ -107,7 +107,12 @@ class Request:
         world, root = self.world, self.root
         _check_target(root, overwrite=self.limits.overwrite)
         recipes = {s.entry.name: s.recipe for s in self.sources}
-        entries = grouped([s.entry for s in self.sources])
+        entries = grouped(
+            [
+                replace(e, sharding=storable(e.sharding, e.shape))
+                for e in (s.entry for s in self.sources)
+            ]
+        )
         number = next(_numbers) if world.process_count == 1 else _numbered(world)
         folder = f"data-{world.job}-{number}"
         manifest = Manifest(entries, self.tree.structure, self.tree.tied, folder)

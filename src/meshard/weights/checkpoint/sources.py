@@ -13,8 +13,9 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import instance_of
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, home, placed
@@ -105,6 +106,14 @@ def rows(world: RuntimeWorld, shape: tuple[int, ...]) -> Sharding:
     dim = 0 if shape[0] >= len(world.devices) else max(range(len(shape)), key=shape.__getitem__)
     spec = PartitionSpec(*[None] * dim, "all")
     return NamedSharding(_mesh(world), spec, uneven="balanced")
+
+
+def storable(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
+    """Return a sharding as a manifest can tell it: one of a user's own class as its boxes."""
+    if isinstance(sharding, (NamedSharding, SingleDeviceSharding, BoxSharding)):
+        return sharding
+    indices = sharding.devices_indices_map(shape).items()
+    return BoxSharding(shape, {device: index for device, index in indices if index is not None})
 
 
 def cast_to(dtype: Any, before: np.dtype[Any], what: str) -> np.dtype[Any]:
