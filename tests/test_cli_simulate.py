@@ -136,7 +136,12 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "meshard", "simulate", "-n", "2", str(path)]
     job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert job.stdout is not None
-    assert job.stdout.readline() in ("0: ready\n", "1: ready\n")
-    job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=30)
+    with job:
+        ready = {job.stdout.readline() for _ in range(2)}  # both have begun
+        assert ready == {"0: ready\n", "1: ready\n"}
+        job.send_signal(signal.SIGINT)
+        try:
+            _, said = job.communicate(timeout=20)
+        finally:
+            job.kill()
     assert (job.returncode, said) == (130, "")

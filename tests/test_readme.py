@@ -8,11 +8,16 @@ from pathlib import Path
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_example_runs_and_prints_what_it_says() -> None:
+def test_the_example_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     code = "".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
     promised, *_ = re.findall(r"print\(.*\)  # (.*)", code)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     first, *drawing = done.stdout.splitlines()
     assert first == promised
@@ -27,7 +32,9 @@ def test_the_table_of_explain_is_what_it_prints(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(code)
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
     assert promised.strip() in done.stdout
 
 
