@@ -258,12 +258,16 @@ class Job:
         """Write what is here, agree with the others, and make the checkpoint complete."""
         self._run(self.writing.write_near)
 
-    def run_alone(self) -> None:
-        """Do all in this thread: make the file too, since all that it will hold is here."""
+    def run_alone(self, pause: Callable[[float], object]) -> None:
+        """Do all in this thread: make the file too, since all that it will hold is here.
+
+        Args:
+            pause: called after each piece with the seconds of a core that it took.
+        """
 
         def work() -> None:
             self.writer.begin()
-            self.writing.write_alone()
+            self.writing.write_alone(pause)
 
         self._run(work)
 

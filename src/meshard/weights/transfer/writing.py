@@ -8,6 +8,7 @@ the others are brought to their writers first, slab by slab.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -166,12 +167,20 @@ class Writing:
         made = [partial(self._make, *one) for one in self._read]
         self._world.workers.run([*copies, *made])
 
-    def write_alone(self) -> None:
-        """Write everything in this thread, without the world's workers; all of it is here."""
+    def write_alone(self, pause: Callable[[float], object]) -> None:
+        """Write everything in this thread, without the world's workers; all of it is here.
+
+        Args:
+            pause: called after each piece with the seconds of a core that it took.
+        """
         for output, number, part in self._near:
+            begun = time.thread_time()
             self._copy(output, number, part)
+            pause(time.thread_time() - begun)
         for output, number in self._far[self._world.process_index]:
+            begun = time.thread_time()
             self._make(output, number)
+            pause(time.thread_time() - begun)
 
     def _copy(self, output: Output, number: int, source: Part) -> None:
         """Write a piece from where it is."""
