@@ -265,6 +265,18 @@ def _checked_sums(
     return size, sums
 
 
+def written_sums(head: bytes) -> list[int]:
+    """Return the checksums of the pieces of a file of ours, whose head is known to be whole.
+
+    Args:
+        head: the file's bytes before the data.
+    """
+    body = head.rstrip(b" ")
+    tail = _TAIL.fullmatch(body, body.rfind(b'"%b":"' % SUMS_KEY.encode()))
+    digits = b"" if tail is None else tail[1]
+    return [int(digits[i : i + _DIGITS], 16) for i in range(_DIGITS, len(digits), _DIGITS)]
+
+
 def _header_sum(first: bytes, text: bytes) -> int:
     return xxhash.xxh3_64_intdigest(first + text)
 

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -28,7 +27,7 @@ from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, s
 from meshard.weights.catalogue.safetensors_header import (
     DTYPES,
     format_header,
-    read_header,
+    written_sums,
 )
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 from meshard.weights.native.manifest import (
@@ -91,6 +90,9 @@ def stored_pieces(
 
 def _cut(home: Box, itemsize: int, most: int) -> Iterator[Box]:
     """Yield the pieces of a box, in the coordinates of the whole tensor."""
+    if 0 < home.volume * itemsize <= most:
+        yield home
+        return
     for box in contiguous_boxes(home.shape, itemsize, most):
         yield Box(
             tuple([a + o for a, o in zip(box.starts, home.starts, strict=True)]),
@@ -333,42 +335,49 @@ def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
     if lacking:
         raise CorruptFileError(f"{root}: the manifest names no file of process {min(lacking)}.")
     pieces = stored_pieces(shards, manifest.folder, starts, manifest.piece_bytes)
+    places: dict[str, list[int]] = {}
+    for some, _ in pieces.values():
+        for piece in some:
+            places.setdefault(piece.file, []).append(piece.offset)
     files = {f"{manifest.folder}/{data_name(r.process)}": r for r in manifest.files}
-    sums = {name: _sums(root, name, record) for name, record in files.items()} if checked else {}
+
+    def sums_of(name: str) -> dict[int, int]:
+        return _sums(root, name, files[name], sorted(places.get(name, ())))
+
+    sums = {name: sums_of(name) for name in files} if checked else {}
     tensors = {}
     for entry in manifest.entries:
-        found = [
-            replace(p, checksum=sums[p.file].get(p.offset)) if checked else p
-            for p in pieces.get(entry.name, ([], []))[0]
-        ]
+        found = pieces.get(entry.name, ([], []))[0]
+        if checked:
+            found = [replace(p, checksum=sums[p.file].get(p.offset)) for p in found]
         tensors[entry.name] = Stored(entry.name, entry.shape, entry.dtype, tuple(found))
     values = {"tree": manifest.structure, "manifest": manifest}
-    late = None if checked else partial(_named_sums, root, files)
-    reader = RawReader(str(root), sums=late)
+    reader = RawReader(str(root), sums=None if checked else sums_of)
     return Catalogue(str(root), "meshard", tensors, reader, manifest.tied, values)
 
 
-def _named_sums(root: Path, files: Mapping[str, DataFile], name: str) -> dict[int, int]:
-    return _sums(root, name, files[name])
-
-
-def _sums(root: Path, name: str, record: DataFile) -> dict[int, int]:
+def _sums(root: Path, name: str, record: DataFile, offsets: Sequence[int]) -> dict[int, int]:
     """Return the checksums of the pieces in a data file, by offset.
+
+    Args:
+        root: the checkpoint's folder.
+        name: the file.
+        record: what the manifest says about it.
+        offsets: where its pieces begin, in order.
 
     Raises:
         CorruptFileError: if its header is not the one that was written.
     """
-    file = OpenFile(str(root / name))
-    head = file.bytes_at(0, record.start, "its header cannot be read")
+    head = OpenFile(str(root / name)).bytes_at(0, record.start, "its header cannot be read")
     if xxhash.xxh3_64_intdigest(head) != record.header:
         raise CorruptFileError(
             f"{root / name}: its header was changed: its checksum is "
             f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
         )
-    header, found, at = read_header(file), {}, 0
-    for entry in header.entries:
-        offset = header.start + entry.begin
-        for box in contiguous_boxes(entry.shape, entry.dtype.itemsize, header.piece_bytes):
-            found[offset] = header.sums[at]
-            offset, at = offset + box.volume * entry.dtype.itemsize, at + 1
-    return found
+    sums = written_sums(head)
+    if len(sums) != len(offsets):
+        raise CorruptFileError(
+            f"{root / name}: its header has {len(sums)} checksums, but by the manifest it has "
+            f"{len(offsets)} pieces."
+        )
+    return dict(zip(offsets, sums, strict=True))
