@@ -586,5 +586,5 @@ def test_metadata_starts_no_world(folder: Path) -> None:
     assert done.stdout.splitlines()[1:] == [
         "w       float64[8,2]  128 bytes  P('i',) on i: 4, j: 2",
         "n = 3",
-        "1 tensors, 128 bytes, in 1 file (meshard)",
+        "1 tensor, 128 bytes, in 1 file (meshard)",
     ]

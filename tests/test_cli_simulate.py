@@ -134,7 +134,14 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
         "    time.sleep(0.1)\n"
     )
     line = [sys.executable, "-m", "meshard", "simulate", "-n", "2", str(path)]
-    job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Who runs the tests behind a shell's back may have asked that interrupts be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert job.stdout is not None
     with job:
         ready = {job.stdout.readline() for _ in range(2)}  # both have begun

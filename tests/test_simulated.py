@@ -222,10 +222,11 @@ def test_messages_of_another_kind_are_noticed():
 
 def test_an_interrupt_of_the_caller_ends_the_processes(interrupts):
     said: list[str] = []
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def program() -> None:
         if meshard.process_index() == 0:
+            begun.wait(30)  # all threads have started
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             try:
                 here().transport.barrier([0, 1])
@@ -234,6 +235,7 @@ def test_an_interrupt_of_the_caller_ends_the_processes(interrupts):
             finally:
                 ended.set()
         else:
+            begun.set()
             ended.wait(30)
 
     with pytest.raises(KeyboardInterrupt):

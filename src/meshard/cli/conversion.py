@@ -25,7 +25,7 @@ from meshard.cli.written.notation import WrittenMesh
 from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError
 from meshard.mpi.launch import job_size
-from meshard.plan.captions import bytes_text, time_text
+from meshard.plan.captions import bytes_text, count_text, time_text
 from meshard.weights.checkpoint.metadata import Metadata
 from meshard.weights.checkpoint.targets import format_of
 from meshard.weights.maps.keymap import KeyMap, Mapped
@@ -160,7 +160,7 @@ def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
         first, _, rest = str(done).partition("\n")
         print_text(rest, title=first)
     else:
-        told = f"{done.tensors:,} tensors, {bytes_text(done.bytes_written)}"
+        told = f"{count_text(done.tensors, 'tensor')}, {bytes_text(done.bytes_written)}"
         print_text(f"{wish.target} ({wish.kind}): {told}, in {time_text(seconds or 0.0)}")
     if wish.left_out:
         warn([f"left out: {', '.join(wish.left_out)}; {wish.kind} holds arrays only"])

@@ -77,6 +77,17 @@ def bytes_text(nbytes: int) -> str:
     return f"{nbytes:,} bytes" if nbytes < _SPELT else size_text(nbytes)
 
 
+def count_text(number: int, what: str) -> str:
+    """Return a number of things in words.
+
+    >>> count_text(1, "array"), count_text(1_200, "array"), count_text(2, "process")
+    ('1 array', '1,200 arrays', '2 processes')
+    """
+    if number == 1:
+        return f"1 {what}"
+    return f"{number:,} {what}es" if what.endswith("s") else f"{number:,} {what}s"
+
+
 def check_sharding(sharding: object, what: str) -> None:
     """Refuse a value to be drawn that is not a sharding.
 

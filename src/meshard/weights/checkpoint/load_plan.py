@@ -10,7 +10,7 @@ from typing import final
 
 import xxhash
 
-from meshard.plan.captions import bytes_text
+from meshard.plan.captions import bytes_text, count_text
 from meshard.plan.show.report import Table
 from meshard.weights.transfer.reading import ReadingPlan
 
@@ -74,8 +74,8 @@ class LoadPlan:
         mean = self.bytes_read / max(1, count)
         ratio = self.largest_reader_bytes / mean if mean else 1.0
         head = [
-            f"Load {len(plan.wanted):,} arrays, {bytes_text(self.bytes_read)}, from {self.path} "
-            f"({self.format}) by {count:,} process{'es' if count > 1 else ''}",
+            f"Load {count_text(len(plan.wanted), 'array')}, {bytes_text(self.bytes_read)}, from "
+            f"{self.path} ({self.format}) by {count_text(count, 'process')}",
             f"  read     {bytes_text(self.bytes_read)}, each stored byte once; the largest reader "
             f"{bytes_text(self.largest_reader_bytes)}, {ratio:.2f} x the mean",
             f"  moved    {bytes_text(self.bytes_moved)} between processes; at least "

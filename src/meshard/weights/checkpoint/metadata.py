@@ -12,7 +12,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
-from meshard.plan.captions import bytes_text
+from meshard.plan.captions import bytes_text, count_text
 from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
@@ -81,8 +81,8 @@ class Metadata:
             told = ", ".join(f"{k} = {v!r}" for k, v in list(self.values.items())[:8])
             notes.append(told)
         notes.append(
-            f"{count:,} tensors, {bytes_text(self.nbytes)}, in {files:,} "
-            f"file{'s' if files != 1 else ''} ({self.format})"
+            f"{count_text(count, 'tensor')}, {bytes_text(self.nbytes)}, in "
+            f"{count_text(files, 'file')} ({self.format})"
         )
         return Table(("tensor", "type", "bytes", "saved as"), lines, "<<><", notes)
 

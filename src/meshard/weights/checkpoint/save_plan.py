@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError
-from meshard.plan.captions import bytes_text
+from meshard.plan.captions import bytes_text, count_text
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import home
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -54,8 +54,8 @@ class SavePlan:
         ratio = self.largest_writer_bytes / mean if mean else 1.0
         return "\n".join(
             [
-                f"Save {self.arrays:,} arrays, {bytes_text(self.nbytes)}, by {count:,} "
-                f"process{'es' if count != 1 else ''}",
+                f"Save {count_text(self.arrays, 'array')}, {bytes_text(self.nbytes)}, by "
+                f"{count_text(count, 'process')}",
                 f"  written   each element once; the largest writer "
                 f"{bytes_text(self.largest_writer_bytes)}, {ratio:.2f} x the mean",
                 f"  manifest  {bytes_text(len(self.manifest.encode()))}",

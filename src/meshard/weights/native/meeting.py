@@ -119,7 +119,9 @@ class ByFiles:
                 with suppress(OSError):
                     os.unlink(self._path(process))
             return outcome
-        if not _waited(lambda: self._is_complete() or failed.exists()):
+        # The first process takes the record away when it has done all that follows the commit.
+        own = self._path(self._process)
+        if not _waited(lambda: failed.exists() or not own.exists()) and not self._is_complete():
             raise CheckpointError(
                 f"the first process has not completed the checkpoint within {TIMEOUT.value:g} s."
             )
