@@ -133,15 +133,13 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
         "import meshard, time\nprint('ready', flush=True)\nfor _ in range(300):\n"
         "    time.sleep(0.1)\n"
     )
-    line = [sys.executable, "-m", "meshard", "simulate", "-n", "2", str(path)]
-    job = subprocess.Popen(
-        line,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Who runs the tests behind a shell's back may have asked that interrupts be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    # Who runs the tests behind a shell's back may have asked that interrupts be ignored.
+    start = (
+        "import signal, sys; from meshard.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
     )
+    line = [sys.executable, "-c", start, "simulate", "-n", "2", str(path)]
+    job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert job.stdout is not None
     with job:
         ready = {job.stdout.readline() for _ in range(2)}  # both have begun
