@@ -9,6 +9,7 @@ import pytest
 
 import meshard
 from meshard import checkpoint
+from meshard.errors import TreeError
 from meshard.sharding import NamedSharding, P
 from tests.checkpoints import folders, run
 from tests.lays import fetched, same
@@ -46,3 +47,13 @@ def test_a_conversion_is_a_load_and_a_save(name: str, processes: int) -> None:
         (folder / "1").mkdir()
         (folder / "2").mkdir()
         run(processes, lambda: body(folder))
+
+
+def test_shardings_need_no_entry_for_numbers(tmp_path):
+    checkpoint.save(tmp_path / "c", {"a": {"w": np.ones(4), "k": 2}, "step": 3})
+    home = meshard.devices()[0]
+    found = checkpoint.load(tmp_path / "c", {"a": {"w": home}})
+    assert (found["step"], found["a"]["k"]) == (3, 2)
+    assert found["a"]["w"].committed
+    with pytest.raises(TreeError, match="must be a prefix"):
+        checkpoint.load(tmp_path / "c", {"step": None})

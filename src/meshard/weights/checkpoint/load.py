@@ -372,6 +372,7 @@ class _Request:
         return {n: place or _default(here()) for n, place in places.items()}
 
     def _from_prefix(self, given: Any, tree: Any) -> dict[str, Any]:
+        tree = _without_values(given, tree)
         _, leaves, _ = flatten_with_accessors(tree)
         try:
             prefixes = prefix_leaves(given, tree, self._what, "shardings")
@@ -418,6 +419,18 @@ def _batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[int]]:
         size += one.nbytes
     if batch:
         yield batch
+
+
+def _without_values(given: Any, tree: Any) -> Any:
+    """Return a tree without the numbers and strings for which a dict of shardings has no key."""
+    if type(given) is not dict or type(tree) is not dict:
+        return tree
+    plain = (bool, int, float, str)
+    return {
+        key: _without_values(given.get(key), node)
+        for key, node in tree.items()
+        if key in given or not isinstance(node, plain)
+    }
 
 
 @final
