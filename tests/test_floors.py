@@ -32,7 +32,7 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
-    | {"checkpoint", "distributed", "multihost_utils", "experimental", "typing"}
+    | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.
@@ -43,7 +43,8 @@ SEES: dict[str, frozenset[str]] = {
     VERSION: frozenset(),
     **{floor: frozenset(TOWER[:height]) for height, floor in enumerate(TOWER)},
     "mpi": frozenset(TOWER[: TOWER.index("ops")]),
-    **dict.fromkeys(("compat", "interop", "weights", "elastic"), frozenset(TOWER)),
+    **dict.fromkeys(("compat", "interop", "weights"), frozenset(TOWER)),
+    "resilience": frozenset({*TOWER, "weights"}),
     "environment": frozenset({*TOWER, "compat"}),
 }
 FLOORS = frozenset(SEES)
@@ -65,7 +66,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "weights": frozenset({"numpy", "ml_dtypes", "optree", "xxhash", "zarr", "h5py"}),
     "compat": frozenset({"numpy"}),
     "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch"}),
-    "elastic": frozenset({"numpy"}),
+    "resilience": frozenset({"numpy", "optree", "rich", "xxhash"}),
     "cli": frozenset({"numpy", "click", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),
     # Doors pass on names such as float32 and bfloat16.

@@ -2,11 +2,12 @@
 
 The tower; imports point down only::
 
-    doors         numpy lax random nn sharding resharding checkpoint debug tree typing config
-                  experimental
+    doors         numpy lax random nn sharding resharding checkpoint elastic debug tree typing
+                  config experimental
     cli testing   the roof
     compat        other systems' names and rules
     interop       JAX's arrays, XLA as a compiler
+    resilience    processes lost and joining, arrays brought back, other jobs fed
     weights       arrays in files
     transforms    interpreters of operations: shard_map, jit, control flow
     mpi           processes joined by MPI
@@ -86,6 +87,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
         checkpoint as checkpoint,
         debug as debug,
+        elastic as elastic,
         experimental as experimental,
         gda as gda,
         lax as lax,
@@ -112,6 +114,7 @@ else:
             "meshard.compat.gda.jit_results:pjit",
             "meshard.checkpoint",
             "meshard.debug",
+            "meshard.elastic",
             "meshard.experimental",
             "meshard.gda",
             "meshard.lax",

@@ -36,7 +36,8 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
     ├── NotAddressableError  RuntimeError  data that another process holds
     ├── ConfigError          RuntimeError  a setting that comes too late or does not exist
     ├── TransportError       RuntimeError  processes that cannot be reached or are out of step
-    │   └── AgreementError                 processes that run different operations
+    │   ├── AgreementError                 processes that run different operations
+    │   └── ProcessLostError               processes that have died, or cannot be reached any more
     └── UnequalError         ValueError, AssertionError  values that differ between processes
 """
 
@@ -73,6 +74,7 @@ __all__ = [
     "NotAddressableError",
     "OutOfRangeError",
     "PlanError",
+    "ProcessLostError",
     "ReplicationError",
     "RuleError",
     "ShapeError",
@@ -227,6 +229,38 @@ class TransportError(MeshardError, RuntimeError):
 
 class AgreementError(TransportError):
     """Processes that run different operations on arrays that span them."""
+
+
+class ProcessLostError(TransportError):
+    """Processes that have died, or cannot be reached any more.
+
+    All living processes that needed them raise the same error. `meshard.elastic.recover` goes on
+    without them.
+
+    Attributes:
+        processes: their numbers, ascending.
+        operation: the first operation that lacked them, as told in messages; None if unknown.
+        step: its number among the operations of the same processes; None if unknown.
+        line: file and line of the user's program that ran it; None if unknown.
+        when: when the loss was found, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        processes: Sequence[int] = (),
+        *,
+        operation: str | None = None,
+        step: int | None = None,
+        line: str | None = None,
+        when: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.processes = tuple(processes)
+        self.operation = operation
+        self.step = step
+        self.line = line
+        self.when = when
 
 
 class UnequalError(MeshardError, ValueError, AssertionError):

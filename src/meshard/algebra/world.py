@@ -25,10 +25,13 @@ MOST_DEVICES = 65_536
 class World:
     """What one process knows: its index, all devices, its settings.
 
-    The runtime's world adds the transport, the pools and the caches. Attributes:
+    A process keeps its number, and a device its id, as long as the job runs: those of a process
+    that has left are not given to another. The runtime's world adds the transport, the pools and
+    the caches. Attributes:
         process_index: this process's number.
-        process_count: how many processes there are.
-        devices: all devices of all processes, grouped by process.
+        process_count: more than the number of any process: how long a list of them is.
+        processes: the numbers of the processes that take part, ascending.
+        devices: the devices of these processes, grouped by process.
         local_devices: those of this process.
         hosts: for each process the number of the host that it runs on, in the order in which the
             processes meet them.
@@ -43,6 +46,7 @@ class World:
     ) -> None:
         self.process_index = process_index
         self.process_count = process_count
+        self.processes: tuple[int, ...] = tuple(range(process_count))
         self.devices = tuple(devices)
         self.local_devices = tuple(d for d in self.devices if d.process_index == process_index)
         self.hosts = (0,) * process_count if hosts is None else tuple(hosts)
@@ -83,7 +87,7 @@ def install_world_factory(
 def count_processes() -> int:
     """Return the number of processes of the current world, which is not made for it."""
     world = known_world()
-    return _process.started() if world is None else world.process_count
+    return _process.started() if world is None else len(world.processes)
 
 
 def current() -> World:

@@ -1,0 +1,9 @@
+"""Going on without processes that have died, with ones that join, and feeding other jobs."""
+
+import typing as _typing
+
+from meshard.algebra.attributes import door as _door
+from meshard.errors import ProcessLostError as ProcessLostError
+
+if not _typing.TYPE_CHECKING:  # editors see only listed names
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,0 +1,1 @@
+"""What outlives a process: memberships that change, lost boxes brought back, other jobs fed."""

@@ -1,0 +1,1 @@
+"""Versions of trees that one job publishes and others subscribe to."""
