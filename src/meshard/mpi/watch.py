@@ -175,7 +175,7 @@ class ProcessExit:
                 return False
             time.sleep(_SOON)
         self._channel.flush(_FLUSH)
-        return True
+        return not self._watchdog.any_died()
 
     def _wait_for_reports(self) -> None:
         """Give the others time to report what is wrong."""
