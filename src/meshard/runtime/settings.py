@@ -1,4 +1,4 @@
-"""The settings of this floor: default dtypes, and how the processes of a job work together."""
+"""The settings of this floor: default dtypes, and how processes work together."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ def _seconds(given: object) -> float:
 
 def _host(given: object) -> str:
     if not isinstance(given, str) or not given.strip():
+        raise ValueError
+    return given
+
+
+def _folder(given: object) -> str:
+    if not isinstance(given, str) or not given.startswith("/"):
         raise ValueError
     return given
 
@@ -108,3 +114,8 @@ TABLE: Setting[Table] = Setting(
     "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
 )
 """The sizes that decide how bytes go between processes; those of process 0 apply."""
+
+RENDEZVOUS: Setting[str | None] = Setting(
+    "rendezvous", None, "the absolute path of a folder", _folder, at_start=True
+)
+"""The folder in which jobs find each other; None for one of this user on this machine."""
