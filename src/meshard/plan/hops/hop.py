@@ -27,6 +27,7 @@ from meshard.plan.hops.cells import (
     Units,
     consecutive,
     each_device,
+    loss_text,
     merged_cuts,
 )
 from meshard.plan.hops.exact import counter, product, total, volumes_of
@@ -63,7 +64,7 @@ class _Overlaps:
     volume: Ints
 
 
-def _only(units: Units, alive: Collection[int]) -> Units:
+def only_alive(units: Units, alive: Collection[int]) -> Units:
     """Return the same map for live devices, and -1 for all others."""
     living = np.array(sorted(alive), np.int64)
 
@@ -110,7 +111,7 @@ class Hop:
         self.destination = destination
         self.split = split
         self.units = units
-        self.before = CellGrid(source, units if alive is None else _only(units, alive))
+        self.before = CellGrid(source, units if alive is None else only_alive(units, alive))
         self.after = CellGrid(destination, units)
         # No figure of a hop is more than four times what all units together hold.
         width = max(self.before.holders.shape[1], self.after.holders.shape[1])
@@ -260,26 +261,9 @@ class Hop:
         return tallied(every, every, last - first)
 
     def _check_alive(self) -> None:
-        if self.before.plain:
-            return
-        dead = np.flatnonzero((self.before.copies == 0) & (self.volumes[0] > 0))
-        if len(dead):
-            boxes = [self._cell_box(self.before, int(c)) for c in dead]
-            told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
-            raise DataLoss(
-                f"No live device holds {told} of an array of shape {self.shape}: "
-                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
-                f"{'box' if len(boxes) == 1 else 'boxes'} are lost.",
-                boxes,
-            )
-
-    @staticmethod
-    def _cell_box(grid: CellGrid, cell: int) -> Box:
-        places = [int(p[0]) for p in grid.places(np.array([cell]))]
-        return Box(
-            tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),
-            tuple([int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]),
-        )
+        lost = self.before.lost
+        if lost:
+            raise DataLoss(loss_text(self.shape, lost), lost)
 
     # pairs of cells
 
@@ -439,8 +423,8 @@ class Hop:
 
     def boxes(self, job: Jobs, row: int) -> list[Box]:
         """Return the boxes of the array that one job carries, in C order."""
-        a = self._cell_box(self.before, int(job.source[row]))
-        b = self._cell_box(self.after, int(job.destination[row]))
+        a = self.before.box(int(job.source[row]))
+        b = self.after.box(int(job.destination[row]))
         both = Box(
             tuple(map(max, a.starts, b.starts)) if a.starts else (),
             tuple(map(min, a.stops, b.stops)) if a.stops else (),
