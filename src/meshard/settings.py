@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 INTERNAL = (
     *("MESHARD_RANK", "MESHARD_LAUNCHER", "MESHARD_KEEPER"),
-    *("MESHARD_RESTART", "MESHARD_SPARES"),
+    "MESHARD_RESTART",
 )
 """Variables that processes of meshard set for each other; users do not set them."""
 _PREFIX = "MESHARD_"
