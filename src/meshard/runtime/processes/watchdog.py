@@ -103,7 +103,7 @@ class Loss:
     Attributes:
         index: the process.
         processes: those that have died.
-        how: what is known about the death of each.
+        how: what is known about each of them.
         place: how many operations it had run.
         missing: the processes that it waited for.
         last: the operation that it was in.
@@ -125,7 +125,7 @@ class Loss:
 
     def error(self) -> ProcessLostError:
         """Return the error that all living processes raise."""
-        told = " ".join([f"Process {p} {self.how[p]}." for p in self.processes])
+        told = " ".join([self.how[p] for p in self.processes])
         where = f", in {doing(self.last)}" if self.last is not None else ""
         waited = f"Process {self.index} waited for {numbered(self.missing)}{where}"
         last = self.last
@@ -593,8 +593,7 @@ class Watchdog:
             ProcessLostError: always.
         """
         mine = self.agreement.account()
-        fates = {p: self._channel.fate(p) for p in dead}
-        how = {p: "has died" if fate is None else fate[0] for p, fate in fates.items()}
+        how = {p: self._known(p) for p in dead}
         place = mine.before + len(mine.entries)
         loss = Loss(mine.index, dead, how, place, self._missing, mine.last, time.time())
         self._losses[mine.index] = loss
