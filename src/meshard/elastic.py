@@ -3,7 +3,11 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
+from meshard.errors import DataLoss as DataLoss
 from meshard.errors import ProcessLostError as ProcessLostError
+from meshard.resilience.copies.restore import plan_restore as plan_restore
+from meshard.resilience.copies.restore import restore as restore
+from meshard.resilience.copies.restore_plan import RestorePlan as RestorePlan
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)
