@@ -3,7 +3,15 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
+from meshard.errors import DataLoss as DataLoss
 from meshard.errors import ProcessLostError as ProcessLostError
+from meshard.resilience.copies.restore import (
+    plan_restore as plan_restore,
+)
+from meshard.resilience.copies.restore import (
+    restore as restore,
+)
+from meshard.resilience.copies.restore_plan import RestorePlan as RestorePlan
 from meshard.resilience.joining.mesh import mesh as mesh
 from meshard.resilience.joining.recover import Recovery as Recovery
 from meshard.resilience.joining.recover import recover as recover
