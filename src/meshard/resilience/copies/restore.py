@@ -32,13 +32,14 @@ from meshard.resilience.copies.restore_plan import (
     plan_arrays,
 )
 from meshard.resilience.copies.stocks import Stock, blocks_of, gridded, own_blocks
-from meshard.runtime.agree import agreed
+from meshard.runtime.agree import agreed, meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.watching.ledger import wired
@@ -60,6 +61,7 @@ class Kept:
         blocks: for both grids the elements that this process holds, when they are asked for.
         process_of: the process of each device.
         tie: the same for all places of a tree that hold one array.
+        torn: whether it was made where the processes had not come equally far.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Kept:
     blocks: tuple[Callable[[], Sequence[Block | None]], ...] = ()
     process_of: Mapping[int, int] | None = None
     tie: object = None
+    torn: bool = False
 
 
 @final
@@ -108,7 +111,9 @@ def _kept(name: str, leaf: Any) -> Kept:
         leaf._live()
     own = gridded(leaf.sharding.layout(leaf.shape))
     owners = {d.id: d.process_index for d in leaf.sharding.device_order}
-    return Kept(name, None, (leaf.shape, leaf.dtype), own, None, blocks, owners, id(leaf))
+    torn = type(leaf) is Array and is_torn(here(), leaf)
+    shown = leaf.shape, leaf.dtype
+    return Kept(name, None, shown, own, None, blocks, owners, id(leaf), torn)
 
 
 def plan_restore(
@@ -254,6 +259,7 @@ class _Restoring:
             if target is not None:
                 check_devices_exist(world, target, self._what)
         plan = self.plan()
+        self._check_whole(world)
         told = f"`{self._what}` of {len(plan.arrays)} arrays"
         agreed(world, world.processes, (self._what, plan.digest, window), told)
         self._check(plan, world, window)
@@ -264,6 +270,27 @@ class _Restoring:
         for number, found in zip(self._numbers, run_moves(world, moves, window), strict=True):
             arrays[number] = Array(self._type(world, number), found)
         return unflatten(self._kept.structure, self._leaves(arrays))
+
+    def _check_whole(self, world: RuntimeWorld) -> None:
+        """Refuse arrays that were made where the processes had not come equally far.
+
+        Raises:
+            DataLoss: if there are some, on any process.
+        """
+        if not world.membership:
+            return
+        meet(world, world.processes, f"`{self._what}`")
+        mine = [leaf.name for leaf in self._kept.leaves if leaf.torn]
+        told: list[Any] = world.transport.all_gather(mine, world.processes)
+        names = sorted({name for some in told for name in some})
+        if names:
+            ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
+            raise DataLoss(
+                f"{self._what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
+                f"different steps: when a process was lost, {numbered(ahead)} had already made "
+                "arrays that others had not. Restore what elastic.protect keeps, whose versions "
+                "are complete on all processes, or a checkpoint."
+            )
 
     @property
     def _numbers(self) -> list[int]:
@@ -326,6 +353,11 @@ def _with_values(given: Any, tree: Any) -> Any:
     plain = (bool, int, float, str)
     found = {k: _with_values(v, tree.get(k)) for k, v in given.items()}
     return found | {k: None for k, v in tree.items() if k not in given and isinstance(v, plain)}
+
+
+def is_torn(world: RuntimeWorld, x: Array) -> bool:
+    """Whether an array was made where the processes had not come equally far."""
+    return any(first <= x._born <= last for first, last in world.torn)
 
 
 def _taking_part(world: RuntimeWorld, kept: KeptTree, owners: Mapping[int, int]) -> frozenset[int]:
