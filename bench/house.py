@@ -40,7 +40,7 @@ VERY_COMPLEX = 20
 
 FLOORS = (
     *("errors", "tuning", "algebra", "plan", "runtime", "ops", "transforms"),
-    *("mpi", "weights", "compat", "interop", "elastic", "testing", "cli"),
+    *("mpi", "weights", "compat", "interop", "resilience", "testing", "cli"),
 )
 DOORS = "doors"
 HIDDEN_DOORS = (

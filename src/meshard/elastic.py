@@ -4,6 +4,10 @@ import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.errors import ProcessLostError as ProcessLostError
+from meshard.resilience.feeding.feed import Feed as Feed
+from meshard.resilience.feeding.feed import subscribe as subscribe
+from meshard.resilience.feeding.publisher import Publisher as Publisher
+from meshard.resilience.feeding.publisher import publish as publish
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)
