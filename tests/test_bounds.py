@@ -267,7 +267,7 @@ def test_senders_have_equal_shares_at_best(data, shape):
     lacking = sum((marked(destination, [d]) & ~marked(source, [d])).astype(int) for d in range(8))
     direct, relayed = [0], [0]
     for cell in range(hop.before.count):
-        box = Hop._cell_box(hop.before, cell).slices
+        box = hop.before.box(cell).slices
         if lacking[box].size:
             copies = int(holders[box].max())
             direct.append(-(-int(lacking[box].sum()) // copies))

@@ -43,7 +43,7 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -200,11 +200,18 @@ class DataLoss(MeshardError, RuntimeError):
 
     Attributes:
         boxes: the parts, as boxes of the array's index space.
+        by_name: of a tree the parts of each array that has lost some, by its name.
     """
 
-    def __init__(self, message: str, boxes: Sequence[object] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        boxes: Sequence[object] = (),
+        by_name: Mapping[str, Sequence[object]] | None = None,
+    ) -> None:
         super().__init__(message)
         self.boxes = tuple(boxes)
+        self.by_name = {name: tuple(parts) for name, parts in (by_name or {}).items()}
 
 
 class AllocationError(MeshardError, MemoryError, RuntimeError):

@@ -96,6 +96,20 @@ continues or the timeout has passed, or ``"fail"`` at once."""
 HOST: Setting[str | None] = Setting("host", None, "a name", _host, at_start=True)
 """This host's name, by which one host can play several; None for its own."""
 
+
+def _spares(given: object) -> int:
+    number = int(given) if isinstance(given, (str, int)) and not isinstance(given, bool) else -1
+    if number < 0:
+        raise ValueError
+    return number
+
+
+SPARES: Setting[int] = Setting(
+    "spares", 0, "a number of processes, not negative", _spares, at_start=True
+)
+"""How many of the processes of a job wait to join the others, the last ones; that of process 0
+applies."""
+
 TABLE: Setting[Table] = Setting(
     "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
 )

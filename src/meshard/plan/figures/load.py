@@ -268,9 +268,7 @@ def _summed(hop: Hop, places: DevicePlaces) -> Load:
     before, after = hop.before, hop.after
     unit, cell, column = before.held
     copies = before.copies[cell]
-    # The shares of a stream, as equal as whole elements can be.
-    wanted = hop.wanted[cell]
-    elements = product(wanted, column + 1) // copies - product(wanted, column) // copies
+    elements = hop.shares(cell, column)
     mine, needs = places.of(unit), places.of(after.held[0])
     sent = sums_at(mine, elements, count)
     received = np.zeros(count, hop.received.amounts.dtype)

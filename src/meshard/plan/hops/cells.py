@@ -8,13 +8,14 @@ irregular layout, whose boxes are not a product of cuts, a cell is a part of one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 
 if TYPE_CHECKING:
@@ -90,6 +91,22 @@ class CellGrid:
                 found[cell].append(piece)
         return found
 
+    def box(self, cell: int) -> Box:
+        """Return the region of a cell."""
+        places = [int(p[0]) for p in self.places(np.array([cell]))]
+        return Box(
+            tuple([int(c[i]) for c, i in zip(self.cuts, places, strict=True)]),
+            tuple([int(c[i + 1]) for c, i in zip(self.cuts, places, strict=True)]),
+        )
+
+    @cached_property
+    def lost(self) -> tuple[Box, ...]:
+        """The regions of the cells with elements that no unit holds."""
+        if self.plain:
+            return ()
+        boxes = [self.box(int(cell)) for cell in np.flatnonzero(self.copies == 0)]
+        return tuple([box for box in boxes if box.volume])
+
     @cached_property
     def copies(self) -> Ints:
         """The number of units that hold each cell."""
@@ -135,6 +152,20 @@ class CellGrid:
         units = self.holders[cells, columns]
         order = np.lexsort((cells, units))
         return units[order], cells[order], columns[order]
+
+
+def loss_text(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
+    """Return a sentence on the boxes of an array that no live device holds.
+
+    >>> loss_text((8,), [Box((0,), (4,))])
+    'No live device holds [0:4] of an array of shape (8,): 4 elements in 1 box are lost.'
+    """
+    told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
+    return (
+        f"No live device holds {told} of an array of shape {shape}: "
+        f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
+        f"{'box' if len(boxes) == 1 else 'boxes'} are lost."
+    )
 
 
 def _once(rows: Ints) -> Ints:

@@ -27,10 +27,12 @@ from meshard.plan.hops.cells import (
     Units,
     consecutive,
     each_device,
+    loss_text,
     merged_cuts,
 )
 from meshard.plan.hops.exact import counter, product, total, volumes_of
 from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
+from meshard.plan.hops.shares import level_borders
 from meshard.plan.hops.spread import spans_of, spread
 from meshard.tuning import DEVICES_AT_ONCE
 
@@ -63,7 +65,7 @@ class _Overlaps:
     volume: Ints
 
 
-def _only(units: Units, alive: Collection[int]) -> Units:
+def only_alive(units: Units, alive: Collection[int]) -> Units:
     """Return the same map for live devices, and -1 for all others."""
     living = np.array(sorted(alive), np.int64)
 
@@ -84,6 +86,10 @@ class Hop:
         units: maps device ids to the units that send and receive; by default each device is one.
         alive: the devices that still hold their part of the source; None for all.
         split: whether a box may be cut between two senders.
+
+    Attributes:
+        level: whether holders have unequal shares where that makes the largest sender smaller: if
+            some are gone.
 
     Raises:
         DataLoss: if a cell of the source has no holder left, and a unit needs it.
@@ -109,8 +115,9 @@ class Hop:
         self.source = source
         self.destination = destination
         self.split = split
+        self.level = split and alive is not None
         self.units = units
-        self.before = CellGrid(source, units if alive is None else _only(units, alive))
+        self.before = CellGrid(source, units if alive is None else only_alive(units, alive))
         self.after = CellGrid(destination, units)
         # No figure of a hop is more than four times what all units together hold.
         width = max(self.before.holders.shape[1], self.after.holders.shape[1])
@@ -254,32 +261,32 @@ class Hop:
         if not self.split:
             jobs = self.jobs()
             return tallied(every, jobs.sender, jobs.elements)
-        wanted, copies = self.wanted[cells], self.before.copies[cells]
         # Shares of a stream follow from its length alone, so the boxes in it need not be listed.
-        first, last = product(wanted, columns) // copies, product(wanted, columns + 1) // copies
-        return tallied(every, every, last - first)
+        return tallied(every, every, self.shares(cells, columns))
+
+    def shares(self, cells: Ints, columns: Ints) -> Ints:
+        """Return how many elements of some cells' streams one of the holders of each sends."""
+        return self._border(cells, columns + 1) - self._border(cells, columns)
+
+    def _border(self, cells: Ints, columns: Ints) -> Ints:
+        """Return where the shares of some holders begin in the streams of their cells."""
+        if self._borders is not None:
+            found: Ints = self._borders[cells, columns]
+            return found
+        copies = np.maximum(self.before.copies[cells], 1)
+        return product(self.wanted[cells], columns) // copies
+
+    @cached_property
+    def _borders(self) -> Ints | None:
+        """Where the shares of each cell's holders begin, if these are not equal."""
+        if self.before.plain or not self.level:
+            return None
+        return level_borders(self.before.holders, self.wanted)
 
     def _check_alive(self) -> None:
-        if self.before.plain:
-            return
-        dead = np.flatnonzero((self.before.copies == 0) & (self.volumes[0] > 0))
-        if len(dead):
-            boxes = [self._cell_box(self.before, int(c)) for c in dead]
-            told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
-            raise DataLoss(
-                f"No live device holds {told} of an array of shape {self.shape}: "
-                f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "
-                f"{'box' if len(boxes) == 1 else 'boxes'} are lost.",
-                boxes,
-            )
-
-    @staticmethod
-    def _cell_box(grid: CellGrid, cell: int) -> Box:
-        places = [int(p[0]) for p in grid.places(np.array([cell]))]
-        return Box(
-            tuple([int(c[i]) for c, i in zip(grid.cuts, places, strict=True)]),
-            tuple([int(c[i + 1]) for c, i in zip(grid.cuts, places, strict=True)]),
-        )
+        lost = self.before.lost
+        if lost:
+            raise DataLoss(loss_text(self.shape, lost), lost)
 
     # pairs of cells
 
@@ -408,21 +415,22 @@ class Hop:
         and otherwise one job for each share from that of its first element to that of its last.
         """
         copies = np.maximum(self.before.copies[source], 1)
-        wanted = self.wanted[source] if (copies > 1).any() else volume
-        if not self.split:
-            # The holder in whose share the middle of the box falls sends all of it.
-            middle = product(2 * begin + volume, copies) // (2 * np.maximum(wanted, 1))
-            several = (copies > 1) & (wanted > 0)
-            column = np.where(several, np.minimum(middle, copies - 1), 0).astype(np.int64)
+        several = copies > 1
+        if not (self.split and several.any()):
+            column = np.zeros(len(volume), np.int64)
+            if several.any():
+                # The holder in whose share the middle of the box falls sends all of it.
+                wanted = self.wanted[source]
+                middle = product(2 * begin + volume, copies) // (2 * np.maximum(wanted, 1))
+                several &= wanted > 0
+                column = np.where(several, np.minimum(middle, copies - 1), 0).astype(np.int64)
             sender = self.before.holders[source, column]
             zero = np.zeros(len(volume), np.int64)
             return Jobs(sender, receiver, source, destination, zero, volume, volume)
-        low = _share(begin, wanted, copies)
-        high = _share(begin + volume - 1, wanted, copies)
+        low, high = (self._holder(source, p) for p in (begin, begin + volume - 1))
         parts = high - low + 1
         rows, column = np.repeat(np.arange(len(volume)), parts), consecutive(low, parts)
-        edge = product(wanted[rows], column) // copies[rows]
-        after = product(wanted[rows], column + 1) // copies[rows]
+        edge, after = (self._border(source[rows], c) for c in (column, column + 1))
         first = np.where(column == low[rows], 0, edge - begin[rows])
         last = np.where(column == high[rows], volume[rows], after - begin[rows])
         real = last > first  # shares are empty if a stream has fewer elements than holders
@@ -437,10 +445,19 @@ class Hop:
             volume[rows],
         )
 
+    def _holder(self, cells: Ints, positions: Ints) -> Ints:
+        """Return the holder in whose share of its cell's stream each position is."""
+        copies = np.maximum(self.before.copies[cells], 1)
+        if self._borders is None:
+            return _share(positions, self.wanted[cells], copies)
+        begun = self._borders[cells, 1:-1] <= positions[:, None]
+        found: Ints = np.minimum(begun.sum(axis=1), copies - 1)
+        return found
+
     def boxes(self, job: Jobs, row: int) -> list[Box]:
         """Return the boxes of the array that one job carries, in C order."""
-        a = self._cell_box(self.before, int(job.source[row]))
-        b = self._cell_box(self.after, int(job.destination[row]))
+        a = self.before.box(int(job.source[row]))
+        b = self.after.box(int(job.destination[row]))
         both = Box(
             tuple(map(max, a.starts, b.starts)) if a.starts else (),
             tuple(map(min, a.stops, b.stops)) if a.stops else (),

@@ -37,12 +37,14 @@ class Source:
         onto: for each dim the destination position of the map's first element, and the distance
             between its elements; None if the map's positions are the destination's.
         flat: whether the destination has one dim, with the elements in C order; no maps are used.
+        alive: the devices that still hold their part; None for all.
     """
 
     layout: Layout
     maps: tuple[DimMap, ...] | None = None
     onto: tuple[tuple[int, int], ...] | None = None
     flat: bool = False
+    alive: frozenset[int] | None = None
 
 
 @final
@@ -197,7 +199,8 @@ def _owned(
     destination: Layout, source: Source, process_of: Mapping[int, int], hosts: Sequence[int]
 ) -> tuple[list[Ownership], int]:
     """Return which processes build and map the pieces with replicas, and the largest size."""
-    holders, cells = _processes(source.layout, process_of), _SourceCells(source.layout)
+    holders = _processes(source.layout, process_of, source.alive)
+    cells = _SourceCells(source.layout)
     owned: list[Ownership] = []
     volume = 0
     for piece, wanted in enumerate(_processes(destination, process_of)):
@@ -221,10 +224,9 @@ def _alone(
     me: int,
 ) -> Part:
     """Return the work of process ``me`` if every process builds all its pieces itself."""
-    holders = [_processes(s.layout, process_of) for s in sources]
+    holders = [_processes(s.layout, process_of, s.alive) for s in sources]
     wanted = _processes(destination, process_of)
-    plain = len(sources) == 1 and _is_plain(sources[0])
-    if process_of is not None and plain and _is_better_as_hop(holders[0], wanted):
+    if process_of is not None and _is_better_as_hop(sources, holders[0], wanted):
         return _exchange(destination, sources[0], process_of, me)
     cells = [_SourceCells(s.layout) for s in sources]
     found = _Found()
@@ -240,10 +242,14 @@ def _alone(
 
 
 def _is_better_as_hop(
-    holders: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]
+    sources: Sequence[Source],
+    holders: Sequence[tuple[int, ...]],
+    wanted: Sequence[tuple[int, ...]],
 ) -> bool:
     """Whether there are many pieces, or several processes could share the sending to another."""
-    if max(len(holders), len(wanted)) > MANY_PIECES:
+    if len(sources) != 1 or not _is_plain(sources[0]):
+        return False
+    if sources[0].alive is not None or max(len(holders), len(wanted)) > MANY_PIECES:
         return True
     every = set.intersection(*map(set, holders)) if holders else set()
     takers = {p for processes in wanted for p in processes}
@@ -329,7 +335,8 @@ def _is_plain(source: Source) -> bool:
 def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int], me: int) -> Part:
     """Return the work of process ``me`` in a hop from one layout to another."""
     layout, cells = source.layout, _SourceCells(source.layout)
-    holders, wanted = _processes(layout, process_of), _processes(destination, process_of)
+    holders = _processes(layout, process_of, source.alive)
+    wanted = _processes(destination, process_of)
     found = _Found()
     for piece, processes in enumerate(wanted):
         if me not in processes:
@@ -340,7 +347,7 @@ def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int]
             mine = next((c for c in choices if me in holders[c.origin]), None)
             if mine is not None:
                 found.local[piece].append(mine)
-    hop = Hop(layout, destination, unit_map(process_of))
+    hop = Hop(layout, destination, unit_map(process_of), alive=source.alive)
     for row, peer in enumerate((sends := hop.sends([me])).receiver.tolist()):
         found.sends[peer] += _carried(hop, sends, row, holders, wanted)
     for row, peer in enumerate((receives := hop.receives([me])).sender.tolist()):
@@ -376,13 +383,17 @@ def _within(box: Box, start: tuple[int, ...]) -> Index:
     )
 
 
-def _processes(layout: Layout, process_of: Mapping[int, int] | None) -> list[tuple[int, ...]]:
+def _processes(
+    layout: Layout, process_of: Mapping[int, int] | None, alive: frozenset[int] | None = None
+) -> list[tuple[int, ...]]:
     """Return for each piece the processes that hold it, ascending."""
-    if process_of is None:
+    if process_of is None and alive is None:
         return [(0,)] * layout.piece_count
-    return [
-        tuple(sorted({process_of[d] for d in layout.holders(i)})) for i in range(layout.piece_count)
-    ]
+    holders = map(layout.holders, range(layout.piece_count))
+    living = holders if alive is None else [[d for d in ids if d in alive] for ids in holders]
+    if process_of is None:
+        return [(0,) if ids else () for ids in living]
+    return [tuple(sorted({process_of[d] for d in ids})) for ids in living]
 
 
 def _with_affordable_views(

@@ -54,6 +54,8 @@ def moved(destination: Layout, sources: Sequence[Source], itemsize: int) -> dict
     for source in sources:
         layout = source.layout
         holders = [frozenset(layout.holders(piece)) for piece in range(layout.piece_count)]
+        if source.alive is not None:
+            holders = [ids & source.alive for ids in holders]
         for piece in range(destination.piece_count):
             boxes = overlaps(source, destination, piece)
             for device in destination.holders(piece):

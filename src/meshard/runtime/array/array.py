@@ -23,6 +23,7 @@ from meshard.errors import (
 )
 from meshard.runtime.array.fetch import element_place, gathered, picked
 from meshard.runtime.array.methods import ArrayMethods
+from meshard.runtime.array.missing import missing_boxes
 from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
 from meshard.runtime.array.show import array_html, array_repr, array_str
 from meshard.runtime.callers import user_line
@@ -99,6 +100,20 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def is_fully_replicated(self) -> bool:
         """Whether every device holds the whole array."""
         return self._type.layout.replicated
+
+    @property
+    def missing(self) -> tuple[Box, ...]:
+        """The boxes that are lost: no device holds them whose process takes part.
+
+        It is the same on all processes, and empty unless a process has died. What is missing comes
+        back from copies or a checkpoint, by `meshard.elastic.restore`.
+        """
+        return missing_boxes(here(), self._type)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every element is on a device whose process takes part."""
+        return not missing_boxes(here(), self._type)
 
     @property
     def is_fully_addressable(self) -> bool:

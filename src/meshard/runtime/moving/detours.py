@@ -94,8 +94,11 @@ def run_routes(
         hops = []
         for i in going:
             before, after = moves[i].route.layouts[number : number + 2]
-            owners = {d: known[d] for d in before.device_ids | after.device_ids}
-            part = assemble(after, [Source(before)], owners, world.process_index, world.sharing)
+            ids = before.device_ids | after.device_ids
+            owners = {d: known.get(d, -1) for d in ids}  # of those that are gone nothing is read
+            living = moves[i].route.alive if number == 0 else None
+            source = Source(before, alive=None if living is None else frozenset(living))
+            part = assemble(after, [source], owners, world.process_index, world.sharing)
             hops.append(ArrayMove(part, found[i], moves[i].type_.dtype))
         for i, blocks in zip(going, run_moves(world, hops, window), strict=True):
             found[i] = blocks

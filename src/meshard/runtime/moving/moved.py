@@ -15,14 +15,17 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
-from meshard.errors import AllocationError
+from meshard.errors import AllocationError, DataLoss
 from meshard.plan.figures.schedule import batches, is_gradual
 from meshard.plan.figures.window import check_window
+from meshard.plan.hops.cells import loss_text
 from meshard.plan.hops.route import Route
 from meshard.plan.move.part import Part
+from meshard.plan.move.wires import Wire
 from meshard.plan.show.progress import progress_bar
-from meshard.runtime.agree import agree
+from meshard.runtime.agree import agree, agreed
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.missing import alive_part, lost_boxes
 from meshard.runtime.memory.ownership import give_back_owned
 from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.donate import Gradual, run_gradually
@@ -30,10 +33,13 @@ from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import (
     check_devices_exist,
     part_between,
+    part_from,
     placed,
     spans,
     wires_between,
+    wires_from,
 )
+from meshard.runtime.processes.canonical import described
 from meshard.runtime.types import ArrayType, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
@@ -53,10 +59,13 @@ class Tree:
         targets: the sharding that each leaf is to have; None leaves it where it is.
         structure: the structure of the tree; None for a list.
         routes: the route that a plan has chosen for each leaf; None without a plan.
+        alive: the ids of the devices that still hold their data; by default those of the processes
+            that take part.
 
     Attributes:
         leaves: the leaves.
         targets: where they go.
+        alive: the devices that still hold their data, as given.
         routes: their routes; None for one that no plan has chosen.
     """
 
@@ -66,10 +75,12 @@ class Tree:
         targets: Sequence[Sharding | None],
         structure: Any = None,
         routes: Sequence[Route] | None = None,
+        alive: frozenset[int] | None = None,
     ) -> None:
         self.leaves = leaves
         self.targets = targets
         self.routes: Sequence[Route | None] = routes or [None] * len(leaves)
+        self.alive = alive
         self._structure = structure
 
     @cached_property
@@ -218,6 +229,7 @@ class _Mover:
         self._arrived: set[int] = set()
         self._lost: list[str] = []
         self._staying: dict[tuple[ArrayType, ArrayType], bool] = {}
+        self._living: dict[ArrayType, frozenset[int] | None] = {}
 
     def run(self, progress: Progress) -> list[Any]:
         world, leaves = self._world, self._tree.leaves
@@ -228,7 +240,8 @@ class _Mover:
                 leaf._live()
                 every += (leaf._type, type_)
         self._place(types)
-        agree(world, self._what, (("max_bytes", self._max_bytes),), tuple(every))
+        self._agree(every)
+        self._check_alive(types)
         ways = self._ways(types)
         self._announce(ways)
         total = sum([w.local_bytes for w in ways]) if progress else 0
@@ -261,11 +274,52 @@ class _Mover:
             found.append(known[key])
         return found
 
+    def _alive(self, type_: ArrayType) -> frozenset[int] | None:
+        """Return the devices that still hold their part of an array; None if all of them do."""
+        if type_ not in self._living:
+            self._living[type_] = alive_part(self._world, type_, self._tree.alive)
+        return self._living[type_]
+
+    def _agree(self, types: Sequence[ArrayType]) -> None:
+        """Enter the step of this move; those that are gone do not take part in it."""
+        world, what = self._world, self._what
+        if all(self._alive(t) is None for t in types):
+            agree(world, what, (("max_bytes", self._max_bytes),), tuple(types))
+            return
+        devices = [d for t in types if not t.unplaced for d in t.sharding.device_order]
+        members = {d.process_index for d in devices} & {*world.processes}
+        living = [sorted(ids) for ids in map(self._alive, types) if ids is not None]
+        told = [described(t, exact=True) for t in types]
+        agreed(world, sorted(members), (what, self._max_bytes, str(told), str(living)), f"`{what}`")
+
+    def _check_alive(self, types: Sequence[ArrayType | None]) -> None:
+        """Refuse arrays of which nobody holds some part, before anything moves.
+
+        Raises:
+            DataLoss: with the boxes.
+        """
+        lost = {}
+        for number, (leaf, type_) in enumerate(zip(self._tree.leaves, types, strict=True)):
+            alive = None if type_ is None else self._alive(leaf._type)
+            boxes = () if alive is None else lost_boxes(leaf._type.layout, alive)
+            if boxes:
+                lost[number] = loss_text(leaf.shape, boxes), boxes
+        if lost:
+            names = self._tree.names
+            told = " ".join([f"{names[n]}: {text}" for n, (text, _) in list(lost.items())[:8]])
+            raise DataLoss(
+                f"{self._what}: {told} Nothing has moved. meshard.elastic.restore also takes boxes "
+                "from copies kept on purpose, and from a checkpoint.",
+                [box for _, boxes in lost.values() for box in boxes],
+                {names[n]: boxes for n, (_, boxes) in lost.items()},
+            )
+
     def _stays(self, type_: ArrayType, result: ArrayType) -> bool:
         """Whether an array of one type is already where another type is."""
         known = self._staying.get((type_, result))
         if known is None:
-            known = self._staying[type_, result] = type_.layout == result.layout
+            same = type_.layout == result.layout and self._alive(type_) is None
+            known = self._staying[type_, result] = same
         return known
 
     def _announce(self, ways: Sequence[_Way]) -> None:
@@ -274,10 +328,22 @@ class _Mover:
         if self._max_bytes is not None:
             for way in ways:
                 text, size = way.array._type.str_short(), way.itemsize
-                check_window(self._max_bytes, world.process_count, size, text, self._what)
+                check_window(self._max_bytes, len(world.processes), size, text, self._what)
         if world.ledgers:
             pairs = [(w.array._type, w.type_) for w in ways]
-            wired(world, self._what, [w for pair in pairs for w in wires_between(world, *pair)])
+            wired(world, self._what, [w for pair in pairs for w in self._wires(*pair)])
+
+    def _wires(self, source: ArrayType, type_: ArrayType) -> tuple[Wire, ...]:
+        alive = self._alive(source)
+        if alive is None:
+            return wires_between(self._world, source, type_)
+        return wires_from(source, type_, alive)
+
+    def _part(self, source: ArrayType, type_: ArrayType) -> Part:
+        alive = self._alive(source)
+        if alive is None:
+            return part_between(self._world, source, type_)
+        return part_from(self._world, source, type_, alive)
 
     def _place(self, types: Sequence[ArrayType | None]) -> None:
         """Settle the leaves that do not move: those that are placed, and those already there."""
@@ -311,10 +377,10 @@ class _Mover:
             if way is None:
                 part = parts.get((leaf._type, type_))
                 if part is None:
-                    part = part_between(self._world, leaf._type, type_)
+                    part = self._part(leaf._type, type_)
                     parts[leaf._type, type_] = part
                 route = routes[number]
-                if route is None and free:
+                if route is None and free and self._alive(leaf._type) is None:
                     route = route_between(self._world, leaf._type, type_)
                 way = found[id(leaf), type_] = _Way(leaf, type_, part, route, [])
             way.leaves.append(number)

@@ -387,13 +387,22 @@ def resharded(world: RuntimeWorld, x: Array, type_: ArrayType, what: str = "devi
     return Array(type_, run_part(world, part, (blocks,), type_.dtype))
 
 
+Alive = frozenset[int] | None
+"""The ids of the devices that still hold their part of an array; None for all."""
+
+
 @memoized(most=1 << 13)
 def part_between(world: RuntimeWorld, source: ArrayType, type_: ArrayType) -> Part:
     """Return what this process does to bring an array of one type into the layout of another."""
+    return part_from(world, source, type_, None)
+
+
+def part_from(world: RuntimeWorld, source: ArrayType, type_: ArrayType, alive: Alive) -> Part:
+    """Return the same, where only some devices still hold their part of the array."""
     processes = world.process_map(type_.sharding)
     if processes is not None:
         processes = {**processes, **(world.process_map(source.sharding) or {})}
-    sources, me = [Source(source.layout)], world.process_index
+    sources, me = [Source(source.layout, alive=alive)], world.process_index
     return assemble(type_.layout, sources, processes, me, world.sharing)
 
 
@@ -404,7 +413,12 @@ def wires_between(
     """Return the communications that bring an array into another type's layout: one or none."""
     if source.unplaced or source.layout == type_.layout:
         return ()
-    from_ = (source.sharding,), type_.layout, (Source(source.layout),)
+    return wires_from(source, type_, None)
+
+
+def wires_from(source: ArrayType, type_: ArrayType, alive: Alive) -> tuple[Wire]:
+    """Return the same for other layouts, where only some devices still hold their part."""
+    from_ = (source.sharding,), type_.layout, (Source(source.layout, alive=alive),)
     move = Move(type_.sharding, *from_, type_.dtype.itemsize)
     return (move_wire(source.str_short(), move),)
 

@@ -22,6 +22,7 @@ from meshard.plan.plan import Plan, install_runner
 from meshard.plan.planner import PlanCache, PlanOptions, make_plan
 from meshard.plan.show.plan_text import array_text, layout_text
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.missing import living_ids
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, leaf_names, moved
 from meshard.runtime.moving.place import as_host, as_sharding, home
@@ -64,7 +65,8 @@ def plan_reshard(
         max_bytes: the most bytes in flight from and to one process at once, besides source and
             destination; None for no limit. Within one process nothing is in flight.
         donate: whether the sources are given up as they are read.
-        alive: the devices, or their ids, that still hold their data; None for all.
+        alive: the devices, or their ids, that still hold their data; None for all, or if an array
+            has lost some, for those of the processes that take part.
         topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``; by default all
             devices are equally far from each other.
         split: whether a box may be cut between two senders.
@@ -92,8 +94,9 @@ def plan_reshard(
         _planned(leaves[at[0]], targets[at[0]], [accessors[i] for i in at])
         for at in places.values()
     ]
+    living = _living(leaves) if alive is None else _ids(alive)
     options = PlanOptions(
-        max_bytes=max_bytes, donate=donate, alive=_ids(alive), topology=topology, split=split
+        max_bytes=max_bytes, donate=donate, alive=living, topology=topology, split=split
     )
     plan = make_plan(found, options, cache=plan_cache())
     processes = _process_count(plan) if plan.max_bytes is not None else 1
@@ -101,6 +104,15 @@ def plan_reshard(
         if leaf.source != leaf.destination:
             check_window(plan.max_bytes, processes, leaf.itemsize, array_text(leaf), what)
     return plan
+
+
+def _living(leaves: Iterable[Any]) -> list[int] | None:
+    """Return the ids of the devices that take part, if an array has lost some; otherwise None."""
+    world = here()
+    kept = {leaf.sharding for leaf in leaves if type(leaf) is Array}
+    if all(living_ids(world, sharding) is None for sharding in kept):
+        return None
+    return [d.id for d in world.devices if d.process_index in world.processes]
 
 
 def _ids(alive: Any) -> Any:
@@ -138,7 +150,7 @@ def _process_count(plan: Plan) -> int:
     if all(owners[d.id] == d.process_index for d in world.devices if d.id in owners) and (
         owners.keys() <= {d.id for d in world.devices}
     ):
-        return world.process_count
+        return len(world.processes)
     return len(set(owners.values()))
 
 
@@ -175,7 +187,8 @@ def _run(plan: Plan, x: Any) -> Any:
     by_id = {d.id: d for d in world.devices}
     targets = [_target(plan.leaves[number], by_id) for number in order]
     routes = [plan.routes[plan.choice_of[number]] for number in order]
-    tree = Tree(leaves, targets, structure, routes)
+    alive = None if plan.alive is None else frozenset(plan.alive)
+    tree = Tree(leaves, targets, structure, routes, alive)
     return tree.rebuilt(moved(tree, plan.donate, plan.max_bytes))
 
 

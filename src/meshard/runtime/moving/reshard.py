@@ -8,6 +8,7 @@ from typing import Any, final
 from meshard.algebra.arguments import flag_of, function_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.window import checked_window
+from meshard.runtime.array.missing import alive_ids
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress, Tree, moved
 from meshard.runtime.moving.place import as_sharding
@@ -25,6 +26,7 @@ class Options:
     cache_resharding_plans: bool = False
     max_bytes: int | None = None
     progress: Progress = None
+    alive: Any = None
 
 
 def resharded(x: Any, sharding: Any, options: Options) -> Any:
@@ -36,6 +38,7 @@ def resharded(x: Any, sharding: Any, options: Options) -> Any:
     max_bytes, progress = checked_window(options.max_bytes, "reshard"), options.progress
     if progress is not None and not isinstance(progress, bool):
         function_of(progress, "reshard", "progress", "True shows a bar.")
+    alive = alive_ids(options.alive, "reshard")
     if donate and may_alias:
         raise ArgumentError(
             "reshard: donate and may_alias are both True; a donated array is deleted, so that "
@@ -45,5 +48,5 @@ def resharded(x: Any, sharding: Any, options: Options) -> Any:
     prefix = prefix_leaves(sharding, x, "reshard", "shardings")
     targets = [as_sharding(d, "reshard") for d in prefix]
     check_same_values(x, leaves, targets, "reshard")
-    tree = Tree(leaves, targets, structure)
+    tree = Tree(leaves, targets, structure, alive=alive)
     return tree.rebuilt(moved(tree, donate, max_bytes, progress))

@@ -6,7 +6,7 @@ the order that is cheapest to read; what the caller no longer refers to is freed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from meshard.algebra.arguments import flag_of
@@ -28,6 +28,7 @@ def reshard_iter(
     *,
     donate: bool = False,
     max_bytes: int | None = None,
+    alive: Collection[Any] | None = None,
     dtype: Any = None,
 ) -> Iterator[tuple[str, Array]]:
     """Yield the arrays of a tree in other layouts, one after the other.
@@ -41,13 +42,15 @@ def reshard_iter(
             deleted after the last.
         max_bytes: the most bytes of arrays that are moved before the first of them is yielded, and
             in flight; a larger array is moved alone.
+        alive: see `reshard`.
         dtype: see `reshard`.
 
     Yields:
         Path and array, the path's keys joined by dots.
 
     Raises:
-        ShardingError, UnequalError, ArgumentError, TreeError, DeletedArrayError: see `reshard`.
+        ShardingError, UnequalError, ArgumentError, TreeError, DeletedArrayError, DataLoss: see
+            `reshard`.
 
     >>> import numpy as np, meshard
     >>> tree = {"a": np.arange(4), "b": np.ones(3)}
@@ -61,7 +64,7 @@ def reshard_iter(
     targets = prefix_leaves(sharding, x, what, "shardings")
     names = leaf_names(accessors)
     known = [k for k, leaf in enumerate(leaves) if leaf is not None]
-    options = Options(False, max_bytes=max_bytes)
+    options = Options(False, max_bytes=max_bytes, alive=alive)
     last = {id(leaves[k]): k for k in known}
 
     def moved() -> Iterator[tuple[str, Array]]:

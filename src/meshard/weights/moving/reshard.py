@@ -8,7 +8,7 @@ any cut.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, final, overload
 
 import numpy as np
@@ -21,6 +21,7 @@ from meshard.plan.move.wires import Wire
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.missing import alive_ids, alive_part
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress
 from meshard.runtime.moving.place import as_sharding, check_devices_exist
@@ -49,6 +50,7 @@ def reshard(
     cache_resharding_plans: bool = False,
     max_bytes: int | None = None,
     progress: Progress = None,
+    alive: Collection[Any] | None = None,
     dtype: Any = None,
     map: None = None,
 ) -> Array: ...
@@ -62,6 +64,7 @@ def reshard(
     cache_resharding_plans: bool = False,
     max_bytes: int | None = None,
     progress: Progress = None,
+    alive: Collection[Any] | None = None,
     dtype: Any = None,
     map: KeyMap,
 ) -> dict[str, Array]: ...
@@ -75,6 +78,7 @@ def reshard(
     cache_resharding_plans: bool = False,
     max_bytes: int | None = None,
     progress: Progress = None,
+    alive: Collection[Any] | None = None,
     dtype: Any = None,
     map: None = None,
 ) -> T: ...
@@ -87,6 +91,7 @@ def reshard(
     cache_resharding_plans: bool = False,
     max_bytes: int | None = None,
     progress: Progress = None,
+    alive: Collection[Any] | None = None,
     dtype: Any = None,
     map: KeyMap | None = None,
 ) -> Any:
@@ -111,6 +116,8 @@ def reshard(
         progress: called with the bytes that have arrived in this process, and the bytes that will;
             True shows a bar. An exception that it raises is raised when nothing is half moved; in
             a program of several processes when all has arrived, since the others take part.
+        alive: the devices, or their ids, that still hold their data; by default those of the
+            processes that take part. What others hold comes from its replicas.
         dtype: what floats are cast to, or integers if it is an integer dtype; on the side where
             elements are smaller, so that a cast to half the size halves the bytes that move.
         map: which tensors are made of which arrays; each element moves once, to where it is needed.
@@ -128,6 +135,7 @@ def reshard(
         KeyMapError: if the map does not fit the tree.
         TreeError: if ``sharding`` is not a prefix of ``x``.
         DeletedArrayError: if an array was deleted.
+        DataLoss: if no living device holds some boxes of an array; it lists them.
         AllocationError: if the system has no memory for a result.
 
     A refusal comes before anything has moved. After any later failure, or an interrupt, the sources
@@ -143,7 +151,7 @@ def reshard(
     >>> y["w"].dtype
     dtype(bfloat16)
     """
-    options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress)
+    options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress, alive)
     if map is not None:
         instance_of(map, KeyMap, "reshard", "map")
         return _Mapping(x, map, dtype).run(sharding, options)
@@ -238,10 +246,11 @@ class _Mapping:
         what, world = self._what, self._world
         donate = flag_of(options.donate, what, "donate")
         window = checked_window(options.max_bytes, what)
+        given = alive_ids(options.alive, what)
         places = self._places(sharding)
         self._made.check(places)
         arrays = placed_arrays(world, self._tree, what)
-        sources = {n: held(a) for n, a in arrays.items()}
+        sources = {n: held(a, alive_part(world, a._type, given)) for n, a in arrays.items()}
         results = [
             Result(n, r, world.type_of(r.shape, r.dtype, places[n], True))
             for n, r in self._recipes.items()

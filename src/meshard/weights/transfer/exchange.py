@@ -17,7 +17,10 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
+from meshard.errors import DataLoss
+from meshard.plan.hops.cells import loss_text
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.missing import lost_boxes
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -76,23 +79,45 @@ class Held:
         return Part(cell, tuple(sorted({p for part in parts for p in part.holders})), block)
 
 
-def held(array: Array) -> Held:
-    """Return where the pieces of an array are."""
+def held(array: Array, alive: frozenset[int] | None = None) -> Held:
+    """Return where the pieces of an array are.
+
+    Args:
+        array: the array.
+        alive: the devices that still hold their part of it; None for all.
+
+    Raises:
+        DataLoss: if none of them holds some box.
+    """
     type_, blocks = array._type, array._live()
+    lost = () if alive is None else lost_boxes(type_.layout, alive)
+    if lost:
+        raise DataLoss(loss_text(type_.shape, lost), lost)
     found = [
         Part(box, holders, blocks[number])
-        for number, box, holders in pieces_of(type_.layout, type_.sharding)
+        for number, box, holders in pieces_of(type_.layout, type_.sharding, alive)
+        if holders
     ]
     return Held(type_.dtype, tuple(found), not type_.layout.regular)
 
 
-def pieces_of(layout: Layout, sharding: Sharding) -> Iterator[tuple[int, Box, tuple[int, ...]]]:
-    """Yield the pieces with elements: number, box, and the processes that hold each."""
-    processes = {d.id: d.process_index for d in sharding.device_order}
+def pieces_of(
+    layout: Layout, sharding: Sharding, alive: frozenset[int] | None = None
+) -> Iterator[tuple[int, Box, tuple[int, ...]]]:
+    """Yield the pieces with elements: number, box, and the processes that hold each.
+
+    Args:
+        layout: the layout.
+        sharding: the sharding whose layout it is.
+        alive: the ids of the devices that still hold theirs; None for all.
+    """
+    order = sharding.device_order
+    processes = {d.id: d.process_index for d in order if alive is None or d.id in alive}
     for number in range(layout.piece_count):
         box = layout.box(number)
         if box.volume:
-            yield number, box, tuple(sorted({processes[i] for i in layout.holders(number)}))
+            ids = layout.holders(number)
+            yield number, box, tuple(sorted({processes[i] for i in ids if i in processes}))
 
 
 @final
