@@ -40,7 +40,7 @@ VERY_COMPLEX = 20
 
 FLOORS = (
     *("errors", "tuning", "algebra", "plan", "runtime", "ops", "transforms"),
-    *("mpi", "weights", "compat", "interop", "elastic", "testing", "cli"),
+    *("mpi", "weights", "compat", "interop", "resilience", "testing", "cli"),
 )
 DOORS = "doors"
 HIDDEN_DOORS = (
@@ -267,7 +267,7 @@ def published(sources: Sequence[Source]) -> set[str]:
     """The functions that doors pass on, as `module:name`: NumPy or JAX chose their parameters."""
     found = set()
     for source in sources:
-        if source.floor != DOORS:
+        if source.floor != DOORS and source.inside.as_posix() != "testing/__init__.py":
             continue
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:

@@ -205,9 +205,9 @@ sys.exit(int(sys.argv[2]))
 """
     PROGRAM = """
 import os, sys
-from meshard.cli.supervise import launcher_name, supervise
+from meshard.cli.jobs.supervise import launcher_name, supervise
 print(launcher_name(), flush=True)
-sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5))
+sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5).code)
 """
 
     def start(self, folder: Path, *more: str) -> tuple[subprocess.Popen[str], Path]:
@@ -250,4 +250,55 @@ sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5))
         job, _ = self.start(tmp_path, "3")
         _, said = job.communicate(timeout=30)
         assert (job.returncode, said) == (3, "")
+        assert self.left(tmp_path) == []
+
+    KEPT = """
+import os, signal, sys, time
+from meshard.runtime.processes.told import KeeperLine
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for word in sys.argv[2:]:
+    if os.fork() == 0:
+        line = KeeperLine()
+        if word != "nothing":
+            line.say(word)
+        os._exit(0)
+for word in sys.argv[2:]:
+    os.wait()
+open(sys.argv[1], "w").write("ready")
+time.sleep(60)
+"""
+    KEEPING = """
+import os, sys
+from meshard.cli.jobs import supervise
+supervise._LINGER = 0.2
+elastic, *line = sys.argv[1:]
+done = supervise.supervise([sys.executable, *line], os.environ, processes=2, elastic=bool(elastic))
+sys.exit(done.code)
+"""
+
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize(
+        ("elastic", "words", "code"),
+        [
+            ("", ["ended", "ended"], 0),
+            ("", ["ended", "nothing"], 1),
+            ("yes", ["ended", "nothing"], 0),
+            ("yes", ["nothing", "nothing"], 1),
+            ("yes", ["ended", "failed"], 1),
+        ],
+    )
+    def test_one_that_waits_for_nobody_is_killed(
+        self, elastic: str, words: list[str], code: int, tmp_path: Path
+    ) -> None:
+        (tmp_path / "launcher.py").write_text(self.KEPT)
+        line = [str(tmp_path / "launcher.py"), str(tmp_path / "told"), *words]
+        done = subprocess.run(
+            [sys.executable, "-c", self.KEEPING, elastic, *line],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert done.returncode == code
+        assert "has not ended although all processes of its job have" in done.stderr
         assert self.left(tmp_path) == []

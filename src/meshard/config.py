@@ -30,8 +30,9 @@ The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``,
 ``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``,
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
-``MESHARD_STOPPED``, ``MESHARD_HOST`` and ``MESHARD_TABLE``, which are about jobs of several
-processes. A variable with a similar name is refused.
+``MESHARD_STOPPED``, ``MESHARD_HOST``, ``MESHARD_TABLE`` and ``MESHARD_SPARES``, which are about
+jobs of several processes, and ``MESHARD_RENDEZVOUS``, the folder in which jobs find each other. A
+variable with a similar name is refused.
 """
 
 import typing as _typing

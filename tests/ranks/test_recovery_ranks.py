@@ -128,7 +128,7 @@ def test_those_that_live_go_on_without_one_that_has_died(near: bool, tmp_path: P
         )
         told, said = _ended(job, tmp_path)
         assert told.count("went on") == 2, told + said
-        assert told.count(" waits for process 1, in step 3") == 2, told + said
+        assert told.count(" waited for process 1, in step 3") == 2, told + said
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_stopped_process_is_not_waited_for_where_a_setting_says_so(tmp_path: P
     start = "import os, signal\n" + START
     code, _, said, seconds = run(tmp_path, program, 3, start=start, MESHARD_STOPPED="fail")
     assert code == 1
-    assert "TransportError: Process" in said
+    assert "ProcessLostError: Process 1" in said
     assert "Process 1 is stopped (pid " in said
     assert seconds < 60
 

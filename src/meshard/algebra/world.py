@@ -52,6 +52,16 @@ class World:
         self.hosts = (0,) * process_count if hosts is None else tuple(hosts)
 
     @property
+    def first(self) -> int:
+        """The lowest number of those that take part: who speaks for all."""
+        return self.processes[0]
+
+    @property
+    def place(self) -> int:
+        """This process's place among those that take part, from 0."""
+        return self.processes.index(self.process_index)
+
+    @property
     def devices_by_host(self) -> tuple[Device, ...]:
         """All devices, grouped by host; the same as `devices` if the processes are."""
         return tuple(sorted(self.devices, key=lambda d: self.hosts[d.process_index]))

@@ -53,6 +53,36 @@ def positive(text: str) -> int:
     return number
 
 
+def natural(text: str | int) -> int:
+    """Return a non-negative integer.
+
+    Raises:
+        BadParameter: if the text is not one.
+    """
+    number = int(_number(str(text), int))
+    if number < 0:
+        raise click.BadParameter(f"{number} is negative")
+    return number
+
+
+def hosts_and_slots(text: str) -> tuple[tuple[str, int], ...]:
+    """Return hosts, and how many processes each takes: one where nothing is said.
+
+    Raises:
+        BadParameter: if the text is not a list such as ``a:4,b:4``.
+    """
+    found: dict[str, int] = {}
+    for one in text.split(",") if text else ():
+        name, colon, count = one.strip().partition(":")
+        if not name or name in found or (colon and not (count.isdecimal() and int(count))):
+            raise click.BadParameter(
+                f"{text!r} is not a list of different hosts and of how many processes each takes, "
+                "such as a:4,b:4"
+            )
+        found[name] = int(count) if colon else 1
+    return tuple(found.items())
+
+
 def seconds(text: str) -> float:
     """Return a positive number of seconds.
 

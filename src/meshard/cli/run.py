@@ -8,14 +8,25 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from meshard.cli.errors import CommandError
-from meshard.cli.supervise import launcher_name, supervise
+from meshard.cli.jobs.faults import Attempt, Faults, attempts
+from meshard.cli.jobs.launcher import Launcher, is_open_mpi
+from meshard.cli.jobs.supervise import Outcome, launcher_name, supervise
+from meshard.runtime.processes.told import KEEPER
 
 _INSTALL = 'install them with\n    pip install "meshard[mpi]"'
 _CPUS = Path("/sys/devices/system/cpu")
+_KEEPALIVE = {
+    "PRTE_MCA_oob_tcp_keepalive_time": "6",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "2",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
+}
+"""Variables by which Open MPI's mpiexec and its daemons on other hosts find in 12 seconds that the
+link between them is cut, and end; by default that takes 8 minutes."""
 
 
 class RunError(CommandError, RuntimeError):
@@ -28,6 +39,7 @@ def run(
     processes: int,
     devices_per_process: int | None = None,
     timeout: float | None = None,
+    faults: Faults | None = None,
 ) -> int:
     """Run a Python program in several processes, and return the exit code of its mpiexec.
 
@@ -39,9 +51,11 @@ def run(
             is, or 1 if it is not set.
         timeout: Seconds that a process waits for the others before it fails; None leaves
             ``MESHARD_TIMEOUT`` as it is.
+        faults: What to do when processes or hosts fail; None ends the job.
 
     Raises:
-        RunError: There is no program, its file is missing, or mpi4py or mpiexec is missing.
+        RunError: There is no program, its file is missing, mpi4py or mpiexec is missing, or the
+            MPI cannot do what is asked.
     """
     if not program:
         raise RunError(
@@ -55,7 +69,10 @@ def run(
             f"mpi4py, which joins the processes, is not installed for {sys.executable}; it and an "
             f"MPI library are needed: {_INSTALL}"
         )
+    faults = faults or Faults()
     mpiexec = find_mpiexec()
+    launcher = Launcher(mpiexec, _version(mpiexec))
+    elastic = _is_elastic(launcher, processes, faults)
     settings = environment(os.environ, devices_per_process=devices_per_process, timeout=timeout)
     # Open MPI gives processes its own terminal, so the abilities of the user's are passed on.
     if not sys.stdout.isatty():
@@ -63,10 +80,53 @@ def run(
     else:
         settings.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     settings["MESHARD_LAUNCHER"] = launcher_name()
-    line = command(mpiexec, _version(mpiexec), program, processes=processes, settings=settings)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return supervise(line, settings)
+    settings |= {name: settings.get(name, value) for name, value in _KEEPALIVE.items()}
+
+    def start(attempt: Attempt) -> Outcome:
+        env = settings | attempt.variables
+        count = attempt.processes + attempt.spares
+        line = command(
+            launcher.path,
+            launcher.version,
+            program,
+            processes=count,
+            settings={**env, KEEPER: ""},
+            options=launcher.options(elastic=elastic, hosts=attempt.hosts),
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return supervise(line, env, processes=count, elastic=elastic)
+
+    return attempts(processes, faults if elastic else replace(faults, spares=0), start)
+
+
+def _is_elastic(launcher: Launcher, processes: int, faults: Faults) -> bool:
+    """Whether processes go on when others die.
+
+    Raises:
+        RunError: That is asked for, but the MPI ends a job when a process dies, and the job is not
+            to be started again either; or the hosts do not take that many processes.
+    """
+    if faults.slots is not None and processes + faults.spares > faults.slots:
+        raise RunError(
+            f"the hosts take {faults.slots} processes, not {processes + faults.spares}; write how "
+            "many each takes, as in --hosts a:4,b:4"
+        )
+    if not faults.elastic and not faults.spares:
+        return False
+    if launcher.is_fault_tolerant():
+        return True
+    if faults.restarts:
+        sys.stderr.write(
+            f"meshard run: {launcher.path} ends a job when a process dies; after a death the job "
+            "is started again.\n"
+        )
+        return False
+    raise RunError(
+        f"{launcher.path} ends a job when a process dies. Processes go on without it where Open "
+        "MPI was built with fault tolerance (`ompi_info` says 'FT MPI support: yes'); with "
+        "--restarts the job is started again instead"
+    )
 
 
 def find_mpiexec() -> Path:
@@ -111,6 +171,7 @@ def command(
     *,
     processes: int,
     settings: Mapping[str, str],
+    options: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line of mpiexec for a Python program.
 
@@ -120,9 +181,10 @@ def command(
         program: The arguments of ``python``.
         processes: How many processes to start.
         settings: The environment, whose ``MESHARD_`` variables reach other hosts too.
+        options: Further options of mpiexec.
     """
-    line = [str(mpiexec), "-n", str(processes)]
-    if "Open MPI" in version or "OpenRTE" in version:
+    line = [str(mpiexec), *options, "-n", str(processes)]
+    if is_open_mpi(version):
         # The workers are threads: bound to one core, they would share it.
         line += ["--bind-to", "none"]
         if processes > physical_cores():  # Open MPI's own count of what fits

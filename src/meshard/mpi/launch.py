@@ -32,8 +32,9 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
+from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.runtime.settings import HOST, TABLE, TIMEOUT
+from meshard.runtime.settings import HOST, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
@@ -141,17 +142,23 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     transport = MpiTransport(mpi.COMM_WORLD, TIMEOUT.value)
     size = transport.count
     everybody = range(size)
-    mine = devices, HOST.value or socket.gethostname(), TABLE.value, whereabouts()
+    host = HOST.value or socket.gethostname()
+    mine = devices, host, TABLE.value, SPARES.value, whereabouts()
     told: list[Any] = transport.all_gather(mine, everybody)
-    transport.settle(told[0][2])
+    *_, table, spares, first = told[0]
+    if spares >= size:
+        raise ConfigError(
+            f"spares (MESHARD_SPARES) is {spares}, but there are {size} processes: at least one "
+            "does not wait."
+        )
+    transport.settle(table)
     transport.channel.know([place for *_, place in told])
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
-    world = RuntimeWorld(
-        transport.index, size, [Device(i, p) for i, p in enumerate(owners)], transport, hosts
-    )
-    world.job = job_name(told[0][3])
+    known = [Device(i, p) for i, p in enumerate(owners)]
+    world = RuntimeWorld(transport.index, size, known, transport, hosts, spares)
+    world.job = job_name(first)
     if transport.table.memory:
         assert isinstance(world.memory, Pages)  # which others can be let into
         transport.reach(
@@ -168,11 +175,11 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         check_default_device()
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
-    _watch(mpi, transport, ours)
+    _watch(mpi, transport, KeeperLine(), ours)
     return world
 
 
-def _watch(mpi: Any, transport: Any, ours: bool) -> None:
+def _watch(mpi: Any, transport: Any, keeper: KeeperLine, ours: bool) -> None:
     """Install the handlers for the end of this process, in any way."""
     from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
@@ -183,7 +190,7 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
             os._exit(1)
         _abort(mpi)
 
-    ending = ProcessExit(transport.watchdog, transport.channel, abort)
+    ending = ProcessExit(transport.watchdog, transport.channel, abort, keeper)
     end_on_error(ending)
     speak_when_ended(transport.watchdog)
 
@@ -319,7 +326,7 @@ def shutdown() -> None:
     """Wait until all processes have called this; MPI itself ends with the process."""
     world = known_world()
     if isinstance(world, RuntimeWorld) and world.process_count > 1:
-        everybody = range(world.process_count)
+        everybody = world.processes
         meet(world, everybody, "`shutdown`")
         world.transport.barrier(everybody)
 

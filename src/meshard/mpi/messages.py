@@ -25,7 +25,7 @@ from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 
 Waiting = Generator[None, None, None]
-_DATA, _SIZE, _OBJECT, _KINDS = range(4)
+_DATA, _SIZE, _OBJECT, _LAST, _KINDS = range(5)
 _MOST_LEFT = 3 * 1024
 """Tags of left steps, whose messages are still received."""
 
@@ -51,6 +51,7 @@ class Messages:
         self._table = table
         self.datatypes = Datatypes()
         self._stray: list[tuple[MPI.Request, object]] = []
+        self._coming: list[tuple[MPI.Request, object]] = []
         self._left: deque[tuple[int, int]] = deque(maxlen=_MOST_LEFT)
 
     def leave(self, peers: Sequence[int]) -> None:
@@ -72,6 +73,30 @@ class Messages:
             except MPI.Exception:  # it has died: nothing arrives from it
                 self._left.remove((peer, tag))
         self._stray = [one for one in self._stray if not _is_done(one[0])]
+        self._coming = [one for one in self._coming if not _is_done(one[0])]
+
+    def renew(self) -> None:
+        """Receive no messages of steps before any more."""
+        for request, _ in self._coming:
+            if not _is_done(request):
+                request.Cancel()
+        self._left.clear()
+
+    def flushed(self, peer: int) -> Waiting:
+        """Receive and drop all that a process has sent before it called this too."""
+        window, tag = _Window(0, self._stray), _LAST
+        mark, status = np.zeros(1, np.uint8), MPI.Status()
+        request = self._comm.Isend([mark, MPI.BYTE], peer, tag)
+        while True:
+            message = self._comm.Improbe(peer, MPI.ANY_TAG, status=status)
+            if message is None:
+                yield
+                continue
+            buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            yield from window.add(message.Irecv([buffer, MPI.BYTE]), 1, partial(_nothing, buffer))
+            if status.Get_tag() == tag:
+                break
+        yield from window.add(request, 1, partial(_nothing, mark))
 
     def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> list[Waiting]:
         """Return a generator that receives boxes from a peer, and one that sends boxes to it."""
@@ -96,7 +121,7 @@ class Messages:
 
     def _receive(self, peer: int, boxes: Sequence[Block]) -> Waiting:
         """Fill boxes; contiguous ones are received in place."""
-        window, tag = _Window(self._table.window, self._stray), self._tag(peer, _DATA)
+        window, tag = _Window(self._table.window, self._coming), self._tag(peer, _DATA)
         for piece in self._pieces(boxes):
             then: Callable[[], None]
             if isinstance(piece, list):
@@ -131,7 +156,7 @@ class Messages:
 
     def hear(self, peer: int, found: dict[int, Block]) -> Waiting:
         """Receive the bytes that a peer sends, into ``found[peer]``."""
-        window = _Window(0, self._stray)
+        window = _Window(0, self._coming)
         size = np.empty(1, np.int64)
         request = self._comm.Irecv(size, peer, self._tag(peer, _SIZE))
         yield from window.add(request, 1, partial(_nothing, size))

@@ -63,6 +63,15 @@ class Neighbours:
     def __contains__(self, process: int) -> bool:
         return process in self._mailboxes
 
+    def renew(self, members: Sequence[int]) -> None:
+        """Let go of processes that are gone: of their memory, and of what they held of this one's.
+
+        Blocks that they had lent stay readable as long as somebody here holds them.
+        """
+        for process in [p for p in self._mailboxes if p not in members]:
+            self._arena.forget(self._mailboxes.pop(process).place)
+            del self._arenas[process]
+
     def has(self, messages: Sequence[tuple[int, Any]]) -> bool:
         """Return whether the processes of all messages are neighbours."""
         return all(message[0] in self._mailboxes for message in messages)

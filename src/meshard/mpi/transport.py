@@ -175,6 +175,20 @@ class MpiTransport:
         """Wait until all ``peers`` have arrived here."""
         self.all_gather(None, peers)
 
+    def renew(self, members: Sequence[int]) -> None:
+        """Go on with these processes, once all of them have left their steps.
+
+        Raises:
+            TransportError: if a process fails or does not answer before the deadline.
+        """
+        near, messages = self._near, self._messages
+        if near is not None:
+            near.renew(members)
+            self._one_host = all(p in near for p in members if p != self.index)
+        messages.renew()
+        far = [p for p in members if p != self.index and self._way(p) is messages]
+        self._run([([(peer,)], messages.flushed(peer)) for peer in far])
+
     def _way(self, peer: int) -> Neighbours | Messages:
         """Return how to reach a process."""
         return self._near if self._near is not None and peer in self._near else self._messages

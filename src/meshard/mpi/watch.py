@@ -24,6 +24,8 @@ from mpi4py import MPI
 
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
+from meshard.runtime.processes import told
+from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import ENDED, Watchdog
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of
 from meshard.runtime.settings import STOPPED
@@ -60,9 +62,9 @@ class MpiSideChannel:
         self._coming: list[tuple[MPI.Request, Any]] = []
         self._dead: set[int] = set()
 
-    def know(self, told: list[Whereabouts]) -> None:
+    def know(self, places: list[Whereabouts]) -> None:
         """Learn where the processes are; those of this host can be observed."""
-        for peer, (host, pid, begun) in enumerate(told):
+        for peer, (host, pid, begun) in enumerate(places):
             if host == self._host and begun and state_of(pid)[1] == begun:
                 self._known[peer] = pid, begun
 
@@ -145,14 +147,20 @@ class ProcessExit:
         watchdog: what this process knows about the others.
         channel: the way to reach them.
         abort: ends all processes of the job.
+        keeper: the line to the `meshard run` that has started the job.
     """
 
     def __init__(
-        self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
+        self,
+        watchdog: Watchdog,
+        channel: MpiSideChannel,
+        abort: Callable[[], NoReturn],
+        keeper: KeeperLine,
     ) -> None:
         self._watchdog = watchdog
         self._channel = channel
         self._abort = abort
+        self._keeper = keeper
         self._born = depth()
 
     @property
@@ -167,6 +175,7 @@ class ProcessExit:
             Whether all end this way, so that all can end MPI together. If one has failed or died,
             it must not be waited for: this process ends alone, and its exit code counts.
         """
+        self._keeper.say(told.ENDED)
         self._goodbye(ENDED)
         while not self._watchdog.all_ended():
             if self._watchdog.any_failed():
@@ -175,7 +184,7 @@ class ProcessExit:
                 return False
             time.sleep(_SOON)
         self._channel.flush(_FLUSH)
-        return True
+        return not self._watchdog.any_died()
 
     def _wait_for_reports(self) -> None:
         """Give the others time to report what is wrong."""
@@ -202,14 +211,16 @@ class ProcessExit:
         """
         watchdog, me = self._watchdog, self._watchdog.agreement.index
         watchdog.end()
-        if not isinstance(error, TransportError):
+        in_vain = isinstance(error, TransportError)
+        self._keeper.say(told.GAVE_UP if in_vain else told.FAILED)
+        if not in_vain:
             self._goodbye(f"has failed with {type(error).__name__}")
         if isinstance(error, AgreementError) and not self._is_first():
             print(f"meshard: process {me} has found this too.", file=sys.stderr, flush=True)
         else:
             show()
             say_failed(me)
-        if isinstance(error, TransportError):  # all of them see it
+        if in_vain:  # all of them see it
             watchdog.report()
             self._wait_for_reports()
             if watchdog.any_ended():  # its exit code is the job's: it ends once all have reported
@@ -265,9 +276,9 @@ def speak_when_ended(watchdog: Watchdog) -> None:
     born = depth()
 
     def speak(number: int, frame: FrameType | None) -> None:
-        told = watchdog.interrupted() if depth() == born else None
-        if told is not None:
-            sys.stderr.write(f"meshard: the job is ended. {told}\n")
+        where = watchdog.interrupted() if depth() == born else None
+        if where is not None:
+            sys.stderr.write(f"meshard: the job is ended. {where}\n")
             sys.stderr.flush()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.errors import DataLoss, IncompatibleDevicesError
 from meshard.runtime.doors import Params, innermost
 from meshard.runtime.memo import memoized
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.processes.canonical import call_text, canonical, described, laid_out
+from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
@@ -129,6 +131,8 @@ def token_of(
     if agreement is None:
         return None
     arrays = [t for t in types if isinstance(t, ArrayType)]
+    for type_ in arrays:
+        check_living(world, name, type_)
     shardings: list[Sharding] = [t.sharding for t in arrays if not t.unplaced]
     members = agreement.members(shardings)
     if members is None:
@@ -139,3 +143,33 @@ def token_of(
     told = [described(t) if isinstance(t, ArrayType) else t.__name__ for t in types]
     text = f"{call_text(name, params)} of {', '.join(told)}"
     return agreement.token(members, f"{name} {canonical(params)} {exact}", text)
+
+
+def check_living(world: RuntimeWorld, name: str, type_: ArrayType) -> None:
+    """Refuse to work with an array of which some devices are gone.
+
+    Raises:
+        DataLoss: if it has lost elements.
+        IncompatibleDevicesError: if all its elements are on other devices too.
+    """
+    order = type_.sharding.device_order
+    gone = sorted({d.process_index for d in order} - set(world.processes))
+    if not gone:
+        return
+    dead = [d for d in order if d.process_index in gone]
+    living = {d.id for d in order} - {d.id for d in dead}
+    lost = [
+        type_.layout.box(piece)
+        for piece in range(type_.layout.piece_count)
+        if type_.layout.box(piece).volume and not living & set(type_.layout.holders(piece))
+    ]
+    told = (
+        f"{name}: of the {len(order)} devices of {described(type_)}, {len(dead)} "
+        f"{'belongs' if len(dead) == 1 else 'belong'} to {numbered(gone)}, which "
+        f"{'takes' if len(gone) == 1 else 'take'} part no more"
+    )
+    way = "meshard.elastic.restore(x, sharding) brings it to devices that are left"
+    if lost:
+        some = ", ".join(map(str, lost[:4])) + (", …" if len(lost) > 4 else "")
+        raise DataLoss(f"{told}; it has lost {some}. {way}, if there is a copy.", lost)
+    raise IncompatibleDevicesError(f"{told}. {way}.")

@@ -1,4 +1,4 @@
-"""The settings of this floor: default dtypes, and how the processes of a job work together."""
+"""The settings of this floor: default dtypes, and how processes work together."""
 
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ def _host(given: object) -> str:
     return given
 
 
+def _folder(given: object) -> str:
+    if not isinstance(given, str) or not given.startswith("/"):
+        raise ValueError
+    return given
+
+
 def _table(given: object) -> Table:
     if not isinstance(given, str):
         raise ValueError
@@ -90,7 +96,26 @@ continues or the timeout has passed, or ``"fail"`` at once."""
 HOST: Setting[str | None] = Setting("host", None, "a name", _host, at_start=True)
 """This host's name, by which one host can play several; None for its own."""
 
+
+def _spares(given: object) -> int:
+    number = int(given) if isinstance(given, (str, int)) and not isinstance(given, bool) else -1
+    if number < 0:
+        raise ValueError
+    return number
+
+
+SPARES: Setting[int] = Setting(
+    "spares", 0, "a number of processes, not negative", _spares, at_start=True
+)
+"""How many of the processes of a job wait to join the others, the last ones; that of process 0
+applies."""
+
 TABLE: Setting[Table] = Setting(
     "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
 )
 """The sizes that decide how bytes go between processes; those of process 0 apply."""
+
+RENDEZVOUS: Setting[str | None] = Setting(
+    "rendezvous", None, "the absolute path of a folder", _folder, at_start=True
+)
+"""The folder in which jobs find each other; None for one of this user on this machine."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from itertools import count
-from typing import Any, TypeVar, final
+from typing import Any, NoReturn, TypeVar, final
 
 import numpy as np
 
@@ -26,9 +26,37 @@ from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
-from meshard.runtime.world import RuntimeWorld
+from meshard.runtime.world import RuntimeWorld, here
 
 T = TypeVar("T")
+
+
+class _Death(BaseException):
+    """Ends a simulated process as a signal would that it cannot handle."""
+
+
+def die() -> NoReturn:
+    """End this simulated process at once, as ``kill -9`` would; the others are not told.
+
+    `simulate` returns None for it.
+
+    Raises:
+        ArgumentError: if this is not a simulated process.
+
+    >>> import meshard
+    >>> from meshard.testing import die, simulate
+    >>> def program():
+    ...     if meshard.process_index() == 1:
+    ...         die()
+    ...     return meshard.elastic.recover().lost
+    >>> simulate(3, 1, program)
+    [(1,), None, (1,)]
+    """
+    transport = here().transport
+    if not isinstance(transport, SimulatedTransport):
+        raise ArgumentError("die: this is not a process that meshard.testing.simulate has started.")
+    transport.die()
+    raise _Death
 
 
 @final
@@ -46,6 +74,7 @@ class _Post:
         self.failed: int | None = None
         self.lost: set[int] = set()
         self.ended: set[int] = set()
+        self.dead: set[int] = set()
         self.watchdogs: dict[int, Watchdog] = {}
 
     def put(self, source: int, target: int, kind: str, stamp: Stamp, letter: object) -> None:
@@ -122,8 +151,16 @@ class _Post:
             self.ended.add(index)
             self.changed.notify_all()
 
+    def die(self, index: int) -> None:
+        with self.changed:
+            self.lost.add(index)
+            self.dead.add(index)
+            self.changed.notify_all()
+
     def check_empty(self) -> None:
         for (source, target), letters in self.boxes.items():
+            if self.dead & {source, target}:
+                continue
             watchdog = self.watchdogs[target]
             box = [stamp for _, stamp, _ in letters if not watchdog.is_over(source, stamp)]
             if box:
@@ -153,6 +190,8 @@ class _SimulatedChannel:
         return found
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
+        if peer in self._post.dead:
+            return "has died", True
         return ("has failed", True) if peer in self._post.lost else None
 
     def notice(self, text: str) -> None:
@@ -164,7 +203,11 @@ class SimulatedTransport:
     """One simulated process's end of the post."""
 
     def __init__(
-        self, post: _Post, index: int, hosts: tuple[int, ...], table: Table | None = None
+        self,
+        post: _Post,
+        index: int,
+        hosts: tuple[int, ...],
+        table: Table | None = None,
     ) -> None:
         self._post = post
         self._born = depth()
@@ -250,6 +293,13 @@ class SimulatedTransport:
         """Wait until all peers have arrived here."""
         self.all_gather(None, peers)
 
+    def renew(self, members: Sequence[int]) -> None:
+        """Do nothing: stamps tell which messages are over."""
+
+    def die(self) -> None:
+        """End this process, as others see it."""
+        self._post.die(self.index)
+
 
 _MOST_PROCESSES = 1024  # each is a thread
 _MOST_DEVICES = 4096
@@ -277,6 +327,7 @@ def simulate(
     deadline: float = 60.0,
     hosts: Sequence[int] | None = None,
     table: Table | None = None,
+    spares: int = 0,
 ) -> list[T]:
     """Run ``program`` once in each of several simulated processes.
 
@@ -287,9 +338,11 @@ def simulate(
         deadline: seconds that a process waits for a message.
         hosts: the number of the host that each process runs on; one host by default.
         table: the sizes that decide how blocks are moved.
+        spares: how many more processes there are, which wait to join the others; ``hosts`` counts
+            them too.
 
     Returns:
-        What the program returned, process by process.
+        What the program returned, process by process; None for those that have died.
 
     Raises:
         BaseException: the error of the first process that failed; the others are ended.
@@ -307,7 +360,8 @@ def simulate(
     [(0, 2, 28.0), (1, 2, 28.0)]
     """
     what = "simulate"
-    processes = count_of(processes, what, "processes", least=1, most=_MOST_PROCESSES)
+    first = count_of(processes, what, "processes", least=1, most=_MOST_PROCESSES)
+    processes = first + count_of(spares, what, "spares", most=_MOST_PROCESSES)
     each = count_of(devices_per_process, what, "devices_per_process", least=1, most=_MOST_DEVICES)
     deadline = number_of(deadline, what, "deadline", open_below=True)
     function_of(program, what, "program")
@@ -323,14 +377,19 @@ def simulate(
 
     def body(index: int) -> None:
         transport = SimulatedTransport(post, index, shared, table)
-        world = RuntimeWorld(index, processes, devices, transport, hosts)
+        world = RuntimeWorld(index, processes, devices, transport, hosts, processes - first)
         world.job += f"-{number}"
         try:
             with entered(world):
                 results[index] = program()
             transport.watchdog.goodbye()
             post.end(index)
+        except _Death:
+            pass
         except BaseException as error:  # raised again in the caller's thread
+            if isinstance(error, SystemExit) and not error.code:
+                post.end(index)
+                return
             errors[index] = error
             post.fail(index)
         finally:

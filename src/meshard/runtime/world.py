@@ -46,6 +46,11 @@ class RuntimeWorld(World, Remembering):
         job: the name of the job, the same on all its processes and no other job's.
         saves: how many checkpoints the job has begun to save.
         programs: the traced and lowered programs of each jitted function, while it lives.
+        membership: how often those who take part have changed.
+        resumed: the membership under which the last block of work has ended well.
+        spare: whether this process was started to join the others later.
+        everything: the devices of all processes, also of those that do not take part.
+        protected: what is kept in several copies, by name, in the order in which it was begun.
     """
 
     def __init__(
@@ -55,8 +60,14 @@ class RuntimeWorld(World, Remembering):
         devices: Sequence[Device],
         transport: Transport,
         hosts: Sequence[int] | None = None,
+        spares: int = 0,
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
+        self.everything = self.devices
+        self.membership = self.resumed = 0
+        self.protected: dict[str, Any] = {}
+        first = range(process_count - spares)
+        self.spare = process_index not in first
         self.transport = transport
         watchdog = transport.watchdog
         self.agreement: Agreement | None = None if watchdog is None else watchdog.agreement
@@ -74,6 +85,16 @@ class RuntimeWorld(World, Remembering):
         self.plans: Any = None  # made by the first plan
         self.programs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._types: dict[Hashable, ArrayType] = {}
+        if spares:
+            self.take_part((process_index,) if self.spare else first)
+            self.membership = 0
+            if watchdog is not None:
+                watchdog.membership.members = self.processes
+
+    @property
+    def waits(self) -> bool:
+        """Whether this process waits to join the others."""
+        return self.spare and not self.membership
 
     @property
     def sharing(self) -> tuple[int, ...] | None:
@@ -85,6 +106,16 @@ class RuntimeWorld(World, Remembering):
         if self.process_count == 1:
             return None
         return {d.id: d.process_index for d in sharding.device_order}
+
+    def take_part(self, processes: Sequence[int]) -> None:
+        """Change who takes part; what was found out for the devices of the others is forgotten."""
+        self.processes = tuple(sorted(processes))
+        members = set(self.processes)
+        self.devices = tuple(d for d in self.everything if d.process_index in members)
+        self.device_set = frozenset(self.devices)
+        self.known_shardings.clear()
+        self.forget()
+        self.membership += 1
 
     def type_of(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding, committed: bool

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshard.algebra.attributes import absent as _absent
-from meshard.runtime.simulated import simulate
+from meshard.runtime.simulated import die, simulate
 from meshard.testing.virtual import virtual_devices
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "box_shardings",
+    "die",
     "meshes",
     "named_shardings",
     "placed_shapes",
@@ -35,7 +36,7 @@ __all__ = [
     "virtual_devices",
 ]
 
-_STRATEGIES = frozenset(__all__) - {"simulate", "virtual_devices"}
+_STRATEGIES = frozenset(__all__) - {"die", "simulate", "virtual_devices"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import click
 
-from meshard.cli.arguments import Command, positive, seconds
+from meshard.cli.arguments import Command, gathered, hosts_and_slots, natural, positive, seconds
 
 _HELP = """\
 Run a Python program in several processes: the same program in each, which
@@ -18,7 +20,21 @@ is the program's.
 For example:
   meshard run -n 4 --devices-per-process 2 script.py --size 100
   meshard run -n 4 -- -m package.module --size 100
+  meshard run -n 4 --spares 1 train.py      # goes on when a process dies
+  meshard run -n 4 --restarts 3 train.py    # starts again when one has died
 """
+
+
+@dataclass(frozen=True)
+class _Options:
+    processes: int
+    devices_per_process: int | None
+    timeout: float | None
+    elastic: bool
+    spares: int
+    restarts: int
+    hosts: tuple[tuple[str, int], ...]
+    program: tuple[str, ...]
 
 
 @click.command(
@@ -44,13 +60,43 @@ For example:
     help="Seconds that a process waits for the others before it fails "
     "(default: MESHARD_TIMEOUT, or 300).",
 )
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="The others go on when a process dies, as the program says (meshard.elastic).",
+)
+@click.option(
+    "--spares",
+    type=natural,
+    default=0,
+    metavar="K",
+    help="How many more processes to start, which take the place of those that die (elastic).",
+)
+@click.option(
+    "--restarts",
+    type=natural,
+    default=0,
+    metavar="R",
+    help="How often to start the job again after it has failed.",
+)
+@click.option(
+    "--hosts",
+    type=hosts_and_slots,
+    default="",
+    metavar="NAME:K,...",
+    help="The hosts, and how many processes each takes (default: those that mpiexec knows).",
+)
 @click.argument("program", nargs=-1, type=click.Path(), metavar="PROGRAM ...")
-def command(
-    processes: int, devices_per_process: int | None, timeout: float | None, program: tuple[str, ...]
-) -> int:
+@gathered(_Options)
+def command(given: _Options) -> int:
     """Run a program in several processes."""
     from meshard.cli import run
+    from meshard.cli.jobs.faults import Faults
 
     return run.run(
-        program, processes=processes, devices_per_process=devices_per_process, timeout=timeout
+        given.program,
+        processes=given.processes,
+        devices_per_process=given.devices_per_process,
+        timeout=given.timeout,
+        faults=Faults(given.elastic, given.spares, given.restarts, given.hosts),
     )

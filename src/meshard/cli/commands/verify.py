@@ -47,7 +47,7 @@ def command(path: Path, step: int | None, as_json: bool) -> int:
 
     world = here()
     if world.process_count > 1:
-        meet(world, range(world.process_count), f"`meshard verify` of {path}")
+        meet(world, world.processes, f"`meshard verify` of {path}")
     try:
         catalogue = opened(path, step, "--step", checked=True)
     except (CorruptFileError, MissingFileError) as error:

@@ -51,7 +51,7 @@ def sync_global_devices(name: str) -> None:
     """
     what, world = "sync_global_devices", here()
     text_of(name, what, "name")
-    peers = range(world.process_count)
+    peers = world.processes
     told = all_told(world, what, (what, name), peers)
     start = f"{what} name mismatch ({name!r}): the processes wait at different places,"
     check_same(
@@ -78,7 +78,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     """
     what, world = "assert_equal", here()
     text_of(fail_message, what, "fail_message")
-    peers = range(world.process_count)
+    peers = world.processes
     pairs, structure = flatten_with_path(in_tree)
     names = tuple([path_name(path) for path, _ in pairs])
     mine = [_digests(world, leaf) for _, leaf in pairs]

@@ -55,7 +55,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
     True
     """
     what, world = "process_allgather", here()
-    peers = range(world.process_count)
+    peers = world.processes
     tiled = flag_of(tiled, what, "tiled")
     brought = surveyed(world, what, in_tree, peers, said=tiled)
     check_argument(what, "tiled", peers, brought.answers)
@@ -88,8 +88,8 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     {'seed': array(7)}
     """
     what, world = "broadcast_one_to_all", here()
-    peers = range(world.process_count)
-    chosen = world.process_index == 0
+    peers = world.processes
+    chosen = world.process_index == world.first
     if is_source is not None:
         chosen = flag_of(is_source, what, "is_source")
     brought = surveyed(world, what, in_tree, peers, said=chosen)
@@ -105,10 +105,10 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
     if len(sources) != 1:
         said = f"processes {sources} all say" if sources else "no process says"
         raise ArgumentError(
-            f"{what}: {said} is_source=True, but exactly one of the {world.process_count} "
+            f"{what}: {said} is_source=True, but exactly one of the {len(peers)} "
             "processes must be the source."
         )
-    origin = _one_of_each(world)[sources[0]]
+    origin = _one_of_each(world)[peers.index(sources[0])]
     results = []
     for leaf in brought.leaves:
         shape, dtype = leaf.value.shape, leaf.value.dtype
@@ -145,13 +145,13 @@ def gather(x: Any, root: int = 0) -> Any:
         target = operator.index(root)
     except TypeError:
         target = -1
-    peers = range(world.process_count)
+    peers = world.processes
     brought = surveyed(world, what, x, peers, said=target)
     check_argument(what, "root", peers, brought.answers)
-    if not 0 <= target < world.process_count:
+    if target not in peers:
         raise ArgumentError(
             f"{what}: root={shown(root)} is not the number of a process; there are "
-            f"{world.process_count}, from 0 to {world.process_count - 1}."
+            f"{len(peers)}, from {peers[0]} to {peers[-1]}."
         )
     for leaf, whole in zip(brought.leaves, brought.whole, strict=True):
         if not whole and world.process_count > 1:
@@ -165,7 +165,7 @@ def gather(x: Any, root: int = 0) -> Any:
     results: list[Block | None] = []
     for leaf in brought.leaves:
         array: Array = leaf.value
-        device = _one_of_each(world, array.sharding.device_order)[target]
+        device = _one_of_each(world, array.sharding.device_order)[peers.index(target)]
         moved = placed(array, SingleDeviceSharding(device), what=what)
         results.append(to_numpy(moved) if target == world.process_index else None)
     return unflatten(brought.structure, results)
@@ -174,12 +174,12 @@ def gather(x: Any, root: int = 0) -> Any:
 def _one_of_each(world: RuntimeWorld, preferred: Sequence[Device] = ()) -> list[Device]:
     """Return a device of each process: its first preferred one, or its first one."""
     first = {d.process_index: d for d in reversed((*preferred, *world.devices))}
-    return [first[p] for p in range(world.process_count)]
+    return [first[p] for p in world.processes]
 
 
 def _fetched(world: RuntimeWorld, x: Array, what: str) -> Block:
     """Return the whole of an array on every process."""
-    if x._type.layout.replicated and set(range(world.process_count)) == {
+    if x._type.layout.replicated and set(world.processes) == {
         d.process_index for d in x.sharding.device_order
     }:
         return to_numpy(x)
@@ -192,15 +192,15 @@ def _fetched(world: RuntimeWorld, x: Array, what: str) -> Block:
 def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
     """Return all processes' values of a leaf."""
     value = _alone(leaf)
-    count = world.process_count
-    if count == 1:
+    count = len(world.processes)
+    if world.process_count == 1:
         return value if tiled else value[None]
     mesh = Mesh(_one_of_each(world), "processes")
     kind = world.type_of(
         (count, *value.shape), value.dtype, NamedSharding(mesh, PartitionSpec("processes")), True
     )
     blocks: list[Block | None] = [None] * count
-    blocks[world.process_index] = value[None]
+    blocks[world.place] = value[None]
     found = _fetched(world, Array(kind, tuple(blocks)), what)
     if not tiled or not value.ndim:
         return found

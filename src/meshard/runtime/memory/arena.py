@@ -143,6 +143,7 @@ class Arena:
         self.head = -(-2 * places * _COUNTERS.itemsize // _HEAD) * _HEAD
         self.keep = keep
         self._places = places
+        self._here: list[int] | None = None
         self._file = os.memfd_create(_NAME)
         self._map, self._room = _largest(self._file, room)
         self.handle = (os.getpid(), self._file, self._room)
@@ -198,8 +199,15 @@ class Arena:
         offset = address - self.base
         return offset if 0 <= offset < self._room else None
 
+    def forget(self, place: int) -> None:
+        """Take back what a process of the host holds, which has died."""
+        here = range(self._places) if self._here is None else self._here
+        self._here = [p for p in here if p != place]
+
     def _is_lent(self, offset: int) -> bool:
         counters = self._counters(offset)
+        if self._here is not None:
+            counters = counters[:, self._here]
         return bool((counters[0] != counters[1]).any())
 
     def is_seen(self, offset: int, forks: int) -> bool:

@@ -104,7 +104,7 @@ class Gradual:
         self._new = 0
 
     def _planned(self, source: Layout, type_: ArrayType, window: int | None) -> Sweep:
-        slab = (SLAB if window is None else max(1, min(window, SLAB))) * self.world.process_count
+        slab = (SLAB if window is None else max(1, min(window, SLAB))) * len(self.world.processes)
         jobs = sum(len(r.copies) for r in self._part.recipes if r is not None) + 1
         steps = min(-(-type_.nbytes // slab), max(4, MOST_SWEPT_BOXES // jobs))
         if self.world.process_count == 1:  # one memory: from one end to the other

@@ -368,7 +368,7 @@ def exchange_in_rounds(
     """Send boxes to peers and fill boxes from them, never more than a window of bytes at once."""
     if not (sends or receives):
         return
-    most = None if window is None else quota(window, world.process_count)
+    most = None if window is None else quota(window, len(world.processes))
     out, back = _rounds(sends, most), _rounds(receives, most)
     for going, coming in zip_longest(out, back, fillvalue=list[tuple[int, list[Block]]]()):
         world.transport.exchange(going, coming)

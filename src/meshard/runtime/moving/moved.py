@@ -328,7 +328,7 @@ class _Mover:
         if self._max_bytes is not None:
             for way in ways:
                 text, size = way.array._type.str_short(), way.itemsize
-                check_window(self._max_bytes, world.process_count, size, text, self._what)
+                check_window(self._max_bytes, len(world.processes), size, text, self._what)
         if world.ledgers:
             pairs = [(w.array._type, w.type_) for w in ways]
             wired(world, self._what, [w for pair in pairs for w in self._wires(*pair)])

@@ -150,7 +150,7 @@ def _process_count(plan: Plan) -> int:
     if all(owners[d.id] == d.process_index for d in world.devices if d.id in owners) and (
         owners.keys() <= {d.id for d in world.devices}
     ):
-        return world.process_count
+        return len(world.processes)
     return len(set(owners.values()))
 
 

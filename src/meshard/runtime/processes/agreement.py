@@ -204,7 +204,8 @@ class Agreement:
         self._sets: dict[Members, RunningSteps] = {}
         self._keys: dict[int, RunningSteps] = {}
         self._turn = 0
-        self._with: list[tuple[RunningSteps, ...]] = [()] * count
+        self._with: dict[int, tuple[RunningSteps, ...]] = {}
+        self._first = 0
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
         self._ours: dict[str, bool] = {}
         self._born = depth()
@@ -239,8 +240,10 @@ class Agreement:
         if running is None:
             running = self._sets[members] = RunningSteps(members)
             self._keys[running.key] = running
+            if self._first:
+                running.begin(self._first)
             for p in members:
-                self._with[p] = (*self._with[p], running)
+                self._with[p] = (*self._with.get(p, ()), running)
         return running
 
     def enter(self, token: Token) -> None:
@@ -281,7 +284,7 @@ class Agreement:
 
         It is the last step of those that both of them run.
         """
-        shared = self._with[peer]
+        shared = self._with.get(peer)
         if not shared:
             return NOWHERE
         last = shared[0] if len(shared) == 1 else max(shared, key=_turn)
@@ -295,6 +298,8 @@ class Agreement:
         # An unknown set, or one whose first step is still to come, is ahead like a later step. The
         # same step with another hash is the proof that the two have diverged.
         key, step, found = stamp
+        if step >> _EPOCH < self._first:
+            return Arrival.OVER
         running = self._keys.get(key)
         if running is None or step > running.step or not running.turn:
             return Arrival.AHEAD
@@ -328,6 +333,22 @@ class Agreement:
                 # Steps of other sets stay, since those have not diverged.
                 kept = [item for item in self._ring if item[0].running is not running]
                 self._ring = deque(kept, maxlen=KEPT)
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that any set of processes has begun."""
+        return max([self._first, *[r.epoch for r in self._sets.values()]])
+
+    def renew(self, epoch: int) -> None:
+        """Begin an epoch of all sets of processes, also of those that have yet to be met.
+
+        All messages of earlier epochs are over: the processes that take part have changed.
+        """
+        self._first = epoch
+        for running in self._sets.values():
+            running.begin(epoch)
+            running.turn = 0
+        self._ring.clear()
 
     def account(
         self, waits: Iterable[int] = (), *, whole: bool = False, ended: str | None = None

@@ -53,3 +53,6 @@ class LocalTransport:
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Return at once."""
+
+    def renew(self, members: Sequence[int]) -> None:
+        """Do nothing: there are no messages."""

@@ -80,3 +80,13 @@ class Transport(Protocol):
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all ``peers`` have arrived here."""
+
+    def renew(self, members: Sequence[int]) -> None:
+        """Go on with these processes, once all of them have left their steps.
+
+        Messages of steps that were left are dropped, and what was kept for processes that have
+        died is given back.
+
+        Raises:
+            TransportError: if a process fails or does not answer before the deadline.
+        """

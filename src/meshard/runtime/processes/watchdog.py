@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
-from meshard.errors import AgreementError, TransportError
+from meshard.errors import AgreementError, ProcessLostError, TransportError
 from meshard.runtime.processes.agreement import (
     Account,
     Agreement,
@@ -24,11 +24,16 @@ from meshard.runtime.processes.agreement import (
     Remembered,
     RememberedStep,
     Stamp,
+    StepReport,
+    counted,
 )
 from meshard.runtime.processes.divergence import divergence, doing, modes, numbered
+from meshard.runtime.processes.membership import Membership
 
 _PATIENCE = 0.4
 """Seconds of a wait after which a process asks those for which it waits."""
+_FATE = 0.1
+"""Seconds of a wait between two questions to the system whether they live."""
 _SELDOM = 0.02
 """Seconds between two checks of the letters."""
 _GRACE = 2.0
@@ -36,11 +41,19 @@ _GRACE = 2.0
 _SETTLED = 0.5
 """Seconds after which no message of a process that has ended its program, or has left the step, can
 still be in flight."""
+_AT_ONCE = 0.05
+"""The same, if it has left the step because of a death."""
+_SETTLE = 0.25
+"""Seconds that the others have to report that they miss a process that has died, too."""
 _NOTICE = 30.0
 """Seconds of a wait, or half the deadline, after which the user is told about it."""
 _TOLD = 4
 ENDED = "has ended its program"
 """What a process that has come to the end of its program reports about itself."""
+
+
+_OF_MEMBERS = frozenset({"proposes", "decided", "withdraws", "waits", "works"})
+"""The letters in which processes decide who takes part."""
 
 
 class SideChannel(Protocol):
@@ -72,12 +85,59 @@ class Departure:
         steps: for each set of processes that it belongs to, the last step that it left early.
         lost: the processes that it waited for.
         why: what has happened.
+        died: the processes whose death is the reason.
     """
 
     account: Account
     steps: Mapping[Members, int]
     lost: tuple[int, ...]
     why: str
+    died: tuple[int, ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class Loss:
+    """What a process reports when it misses one that has died.
+
+    Attributes:
+        index: the process.
+        processes: those that have died.
+        how: what is known about each of them.
+        place: how many operations it had run.
+        missing: the processes that it waited for.
+        last: the operation that it was in.
+        when: seconds since the epoch.
+    """
+
+    index: int
+    processes: tuple[int, ...]
+    how: Mapping[int, str]
+    place: int
+    missing: tuple[int, ...]
+    last: StepReport | None
+    when: float
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The first of several losses is the one that all report."""
+        return self.place, self.index
+
+    def error(self) -> ProcessLostError:
+        """Return the error that all living processes raise."""
+        told = " ".join([self.how[p] for p in self.processes])
+        where = f", in {doing(self.last)}" if self.last is not None else ""
+        waited = f"Process {self.index} waited for {numbered(self.missing)}{where}"
+        last = self.last
+        return ProcessLostError(
+            f"{told} {waited}. meshard.elastic.recover() goes on without "
+            f"{'it' if len(self.processes) == 1 else 'them'}.",
+            self.processes,
+            operation=None if last is None else last.text,
+            step=None if last is None else counted(last.step),
+            line=None if last is None else last.line,
+            when=self.when,
+        )
 
 
 @final
@@ -88,6 +148,11 @@ class Watchdog:
         agreement: the record of its own steps.
         channel: the way to send letters.
         deadline: seconds that it waits.
+
+    Attributes:
+        membership: who takes part.
+        loss: the last loss that this process has raised an error for; None if it has recovered.
+        over: the processes that have taken part and do so no more.
     """
 
     def __init__(self, agreement: Agreement, channel: SideChannel, deadline: float) -> None:
@@ -109,6 +174,11 @@ class Watchdog:
         self._noticed = False
         self._missing: tuple[int, ...] = ()
         self._here: tuple[Members, int] | None = None
+        self._losses: dict[int, Loss] = {}
+        self.over: frozenset[int] = frozenset()
+        self.loss: Loss | None = None
+        self.membership = Membership(agreement.index, range(agreement.count), _Eyes(self))
+        self._next_fate = 0.0
         self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
 
     def check(self, peers: Sequence[int]) -> None:
@@ -131,6 +201,7 @@ class Watchdog:
         self._begun = now
         self._next_look = now + _SELDOM
         self._next_ask = now + min(_PATIENCE, self.deadline / 4)
+        self._next_fate = now + min(_FATE, self.deadline / 4)
         self._next_notice = now + min(_NOTICE, self.deadline / 2)
         self._missing = ()
         self._noticed = False
@@ -169,7 +240,8 @@ class Watchdog:
         self._next_look = now + _SELDOM
         late = now - self._begun >= self.deadline
         asks = late or now >= self._next_ask
-        if asks or not self._missing or self._ended or self._gone_on:
+        checks = asks or now >= self._next_fate
+        if checks or not self._missing or self._ended or self._gone_on:
             self._missing = tuple(missing())
             if not self._missing:
                 return True
@@ -182,22 +254,25 @@ class Watchdog:
         if late:
             law = "MESHARD_TIMEOUT sets how many seconds a process waits for another."
             self._give_up(f"has waited {self.deadline:g} s", law=law)
-        self._judge(now, asks=asks)
+        if checks:
+            self._next_fate = now + _FATE
+        self._judge(now, asks=asks, checks=checks)
         return True
 
-    def _judge(self, now: float, *, asks: bool) -> None:
+    def _judge(self, now: float, *, asks: bool, checks: bool) -> None:
         """Give up if a missing process will never arrive; tell the user about a long wait.
 
         Args:
             now: the time.
-            asks: whether it is time to ask the system too, which takes longer than checking the
+            asks: whether it was time to ask the others.
+            checks: whether it is time to ask the system too, which takes longer than checking the
                 letters.
 
         Raises:
             TransportError: if a missing process has ended or died.
         """
         if any(self._is_lost(p, now) for p in self._missing) or (
-            asks and any(map(self._is_gone, self._missing))
+            checks and any(map(self._is_gone, self._missing))
         ):
             self._give_up("waits")
         if now >= self._next_notice or (asks and not self._noticed and self._is_odd()):
@@ -269,13 +344,14 @@ class Watchdog:
         self._unsure |= self.agreement.mode == "off"
         if self._here is None:
             return
+        died = error.processes if isinstance(error, ProcessLostError) else ()
         if isinstance(error, TransportError):
             why = f"gave up waiting for {numbered(missing)}"
         else:
             why = f"was ended by {type(error).__name__}"
         before = self._left.get(self.agreement.index)
         steps = {**(before.steps if before is not None else {}), self._here[0]: self._here[1]}
-        departure = Departure(self.agreement.account(), steps, tuple(missing), why)
+        departure = Departure(self.agreement.account(), steps, tuple(missing), why, died)
         self._left[self.agreement.index] = departure
         self._tell_all(("left", departure))
 
@@ -310,7 +386,7 @@ class Watchdog:
     def first_to_report(self) -> bool | None:
         """Whether this process is the first that claims to report; None if not yet known."""
         self._hear()
-        before = range(self.agreement.index)
+        before = [p for p in self._others() if p < self.agreement.index]
         if any(p in self._claiming for p in before):
             return False
         return True if all(p in self._ended or self._is_gone(p) for p in before) else None
@@ -332,10 +408,26 @@ class Watchdog:
 
     def any_died(self) -> bool:
         """Whether another has died, and yet this process lives."""
-        return any(map(self._is_gone, self._others()))
+        everybody = range(self.agreement.count)
+        return bool(self.over) or any(map(self._is_gone, everybody))
 
     def _others(self) -> list[int]:
-        return [p for p in range(self.agreement.count) if p != self.agreement.index]
+        return [p for p in self.membership.members if p != self.agreement.index]
+
+    def renew(self, lost: Iterable[int]) -> None:
+        """Go on after a change of those who take part; what was known of steps is over.
+
+        Args:
+            lost: processes that have taken part; those that do so still are among them.
+        """
+        self.over = (self.over | set(lost)) - set(self.membership.members)
+        self._here, self.loss, self._missing, self._unsure = None, None, (), False
+        tables: tuple[dict[int, Any], ...] = (self._left, self._met, self._gone_on, self._losses)
+        for table in tables:
+            table.clear()
+        self._heard = {p: a for p, a in self._heard.items() if p in self._ended}
+        self._whole.clear()
+        self._epochs.clear()
 
     def interrupted(self) -> str | None:
         """Return where this process waits, in case it is ended from outside; else None."""
@@ -343,11 +435,41 @@ class Watchdog:
             self._hear()
         return self._sentence("waited") if self._missing else None
 
+    # joining
+
+    def may_grow(self) -> bool:
+        """Whether there are processes that could join, now or later; the same on all."""
+        return self.agreement.count > len(self.membership.members) + len(self.over)
+
+    def waiting(self) -> set[int]:
+        """Return the processes that are known to wait."""
+        self._hear()
+        return {p for p in self.membership.waiting if not self._is_gone(p)}
+
+    def wait_to_join(self) -> None:
+        """Tell all others that this process waits to join them."""
+        self._tell_all(("waits", self.agreement.index))
+
+    def works(self) -> None:
+        """Tell all others that this process waits no more."""
+        self._tell_all(("works", self.agreement.index))
+
+    def invitation(self) -> frozenset[int] | None:
+        """Return who would take part with this process, which waits; None if none has asked."""
+        self._hear()
+        return self.membership.invitation()
+
+    def all_gone(self) -> bool:
+        """Whether no other process is left that could take this one in."""
+        waiting = {*self.membership.waiting, self.agreement.index}
+        others = [p for p in range(self.agreement.count) if p not in waiting]
+        return all(p in self._ended or self._is_gone(p) for p in others)
+
     # letters
 
     def _tell_all(self, letter: object) -> None:
         for peer in range(self.agreement.count):
-            if peer != self.agreement.index:
+            if peer != self.agreement.index and peer not in self.over:
                 self._channel.post(peer, letter)
 
     def _ask(self, peers: Iterable[int]) -> None:
@@ -361,6 +483,12 @@ class Watchdog:
         for topic, letter in self._channel.collect():
             if topic in ("claims", "reported"):
                 (self._claiming if topic == "claims" else self._reported).add(letter)
+                continue
+            if topic in _OF_MEMBERS:
+                self.membership.hear(topic, letter)
+                continue
+            if topic == "lost":
+                self._losses[letter.index] = letter
                 continue
             if topic == "left":
                 account = letter.account
@@ -418,7 +546,8 @@ class Watchdog:
         until = time.monotonic() + _GRACE
         while True:
             self._hear()
-            silent = [p for p in range(self.agreement.count) if p not in self._whole]
+            everybody = self.membership.members
+            silent = [p for p in everybody if p not in self._whole]
             if all(map(self._is_gone, silent)) or time.monotonic() > until:
                 break
             time.sleep(1e-3)
@@ -440,8 +569,42 @@ class Watchdog:
     def _is_lost(self, peer: int, now: float) -> bool:
         """Whether nothing of this step will arrive from a process, running or ended."""
         settled = min(_SETTLED, self.deadline / 4)
+        left = self._left.get(peer)
+        if left is not None and left.died and self._has_left(left):
+            settled = min(settled, _AT_ONCE)
         since = min(self._ended.get(peer, now), self._gone_on.get(peer, now))
-        return now - since >= settled
+        return now - since >= settled or self.membership.has_left(peer)
+
+    def _dead(self) -> tuple[int, ...]:
+        """Return the processes whose death is why this one waits in vain."""
+        missing = set(self._missing)
+        for peer in self._missing:
+            left = self._left.get(peer)
+            if left is not None and self._has_left(left):
+                missing |= {*left.died, *left.lost}
+            if self.membership.has_left(peer):
+                missing |= self.membership.accused
+        return tuple(sorted([p for p in missing if self._is_gone(p)]))
+
+    def _report_loss(self, dead: tuple[int, ...]) -> NoReturn:
+        """Raise the error that all living processes raise that miss the dead.
+
+        Raises:
+            ProcessLostError: always.
+        """
+        mine = self.agreement.account()
+        how = {p: self._known(p) for p in dead}
+        place = mine.before + len(mine.entries)
+        loss = Loss(mine.index, dead, how, place, self._missing, mine.last, time.time())
+        self._losses[mine.index] = loss
+        self._tell_all(("lost", loss))
+        until = time.monotonic() + _SETTLE
+        living = [p for p in self._others() if p not in dead]
+        while time.monotonic() < until and any(p not in self._losses for p in living):
+            self._hear()
+            time.sleep(1e-3)
+        self.loss = min(self._losses.values(), key=lambda found: found.order)
+        raise self.loss.error()
 
     def _is_odd(self) -> bool:
         """Whether something can be seen to be wrong with a missing process."""
@@ -455,6 +618,9 @@ class Watchdog:
             why: the reason, if it is known.
             law: what limits the wait.
         """
+        dead = self._dead()
+        if dead:
+            self._report_loss(dead)
         mine = self.agreement.account(self._missing)
         found = why or modes({**self._heard, mine.index: mine})
         if found is None and not any(p in self._gone_on or self._is_gone(p) for p in self._missing):
@@ -503,3 +669,20 @@ class Watchdog:
                 f"Process {peer} {told}; it came as far as {doing(RememberedStep(*met).report())}."
             )
         return f"Process {peer} {told}."
+
+
+@final
+class _Eyes:
+    """How the watchdog sees the others while they decide who takes part."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+
+    def hear(self) -> None:
+        self._watchdog._hear()
+
+    def post(self, peer: int, letter: object) -> None:
+        self._watchdog._channel.post(peer, letter)
+
+    def is_gone(self, peer: int) -> bool:
+        return peer in self._watchdog._ended or self._watchdog._is_gone(peer)

@@ -138,7 +138,7 @@ def convert(
     try:
         wish = _Wish(world, shardings, dtype, map, what)
         tree, sources = wish.of(catalogue)
-        slab = slab_bytes_of(window, world.process_count, world.workers.threads)
+        slab = slab_bytes_of(window, len(world.processes), world.workers.threads)
         found = Conversion(
             catalogue.path,
             catalogue.format,
@@ -152,11 +152,12 @@ def convert(
         if dry_run:
             return found
         if world.process_count > 1:
-            meet(world, range(world.process_count), f"`{what}` of {catalogue.path} to {root}")
+            meet(world, world.processes, f"`{what}` of {catalogue.path} to {root}")
         limits = Limits(overwrite, shard_bytes)
         request = Request(world, root, tree, {}, sources, limits, files=Gatherer(catalogue))
-        total = found.bytes_written // world.process_count
-        bar = progress_bar(total, "converting") if progress and not world.process_index else _NO_BAR
+        total = found.bytes_written // len(world.processes)
+        shows = progress and world.process_index == world.first
+        bar = progress_bar(total, "converting") if shows else _NO_BAR
         with bar as show:
             job = request.job(kind, slab, told=None if show is None else _counter(show, total))
             job.start()

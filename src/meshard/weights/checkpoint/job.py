@@ -135,10 +135,12 @@ class Request:
                 "checkpoint.save: some boxes are held by no process that writes them, so that "
                 "elements must move: save with wait=True."
             )
-        by_files = ByFiles(root / folder, index, count, lambda: _is_complete(root, folder))
+        by_files = ByFiles(
+            root / folder, index, world.processes, lambda: _is_complete(root, folder)
+        )
 
         def commit(records: Sequence[Record]) -> None:
-            _complete(root, manifest, records)
+            _complete(root, manifest, dict(zip(world.processes, records, strict=True)))
             self.after()
 
         return Job(
@@ -152,7 +154,7 @@ class Request:
 
     def _foreign(self, writer: Writer, slab: int, told: Told) -> Job:
         """Return the save of files in another format, which all processes write together."""
-        world, load = self.world, [0] * self.world.process_count
+        world, load = self.world, dict.fromkeys(self.world.processes, 0)
         recipes = {s.entry.name: s.recipe for s in self.sources}
         outputs = []
         for name, stored in writer.tensors.items():
@@ -171,7 +173,7 @@ class Request:
             ByMessages(world),
             repr([(o.stored.name, o.stored.shape, o.stored.dtype, o.owners) for o in outputs]),
             commit,
-            owner=world.process_index == 0,
+            owner=world.process_index == world.first,
         )
 
 
@@ -305,12 +307,12 @@ class Job:
             raise error or CheckpointError(told)
 
 
-def _complete(root: Path, manifest: Manifest, records: Sequence[Record]) -> None:
+def _complete(root: Path, manifest: Manifest, records: Mapping[int, Record]) -> None:
     """Write the manifest, and remove the data of the checkpoint that it replaces."""
     files = tuple(
         [
             DataFile(process, start, size, int(header, 16))
-            for process, (_, _, start, size, header) in enumerate(records)
+            for process, (_, _, start, size, header) in records.items()
             if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
         ]
     )

@@ -97,7 +97,7 @@ def load(
         world = here()
         if world.process_count > 1:
             told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
-            meet(world, range(world.process_count), told_of)
+            meet(world, world.processes, told_of)
         total = plan.reading.bytes_read[world.process_index]
         bar = progress_bar(total, "loading") if progress and not world.process_index else _NO_BAR
         with bar as show:
@@ -154,7 +154,7 @@ def load_iter(
         world = here()
         if world.process_count > 1:
             told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
-            meet(world, range(world.process_count), told_of)
+            meet(world, world.processes, told_of)
     except BaseException:
         request.catalogue.reader.close()
         raise
@@ -327,9 +327,11 @@ class _Request:
                 wanted[source, sharding] = made
         self._order = list(wanted)
         processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
-        count = max(*processes, here().process_count - 1, 0) + 1  # more only if they are virtual
-        slab = slab_bytes_of(window, count, here().workers.threads)
-        reading = plan_reading(count, list(wanted.values()), stored, slab)
+        readers: Sequence[int] = here().processes
+        if not processes <= set(readers):  # they are virtual
+            readers = range(max(*processes, *readers) + 1)
+        slab = slab_bytes_of(window, len(readers), here().workers.threads)
+        reading = plan_reading(readers, list(wanted.values()), stored, slab)
         used = {n for w in reading.wanted for n in w.recipe.sources}
         files = {p.file for n in used for p in stored.tensors[n].pieces}
         return LoadPlan(stored.path, stored.format, reading, window, len(files))
@@ -343,7 +345,7 @@ class _Request:
         try:
             for batch in _batches(wanted, most):
                 part = plan_reading(
-                    world.process_count,
+                    world.processes,
                     [wanted[k] for k in batch],
                     self.catalogue,
                     plan.reading.slab_bytes,

@@ -100,13 +100,13 @@ def save(
     world, found = here(), named(tree, what)
     _wait_for(world, root)
     if world.process_count > 1:
-        meet(world, range(world.process_count), f"`{what}` to {root}")
+        meet(world, world.processes, f"`{what}` to {root}")
     held, shardings = held_arrays(world, found, what, copied=not wait)
     made = made_of(found.arrays, found.tied, map, dtype, what)
     sources, found = sources_of(world, found, shardings, made)
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
-    slab = slab_bytes_of(window, world.process_count, world.workers.threads)
+    slab = slab_bytes_of(window, len(world.processes), world.workers.threads)
     job = request.job(kind, slab, wait=wait)
     handle = SaveHandle(root)
     if wait:

@@ -42,7 +42,7 @@ def verify(path: Files, *, step: int | None = None) -> list[Damage]:
     """
     what = "checkpoint.verify"
     world = here()
-    everybody = range(world.process_count)
+    everybody = world.processes
     if world.process_count > 1:
         meet(world, everybody, f"`{what}` of {path}")
     found: list[Damage] = []
@@ -54,7 +54,7 @@ def verify(path: Files, *, step: int | None = None) -> list[Damage]:
         found.append(Damage(str(path), str(error)))
     else:
         try:
-            found += damages(catalogue, world.process_index, world.process_count)
+            found += damages(catalogue, world.place, len(world.processes))
         finally:
             catalogue.reader.close()
     told: list[Any] = world.transport.all_gather(found, everybody)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
@@ -49,7 +49,7 @@ class ByMessages:
     def gather(self, record: Record) -> list[Record] | None:
         """Return the records of all processes, in order, to the first; None to the others."""
         found: list[Record] = self._all(record)
-        return None if self._world.process_index else found
+        return found if self._world.process_index == self._world.first else None
 
     def announce(self, outcome: str | None) -> str | None:
         """Return what the first process says about the save: None if it is complete."""
@@ -57,7 +57,7 @@ class ByMessages:
         return told
 
     def _all(self, value: object) -> Any:
-        return self._world.transport.all_gather(value, range(self._world.process_count))
+        return self._world.transport.all_gather(value, self._world.processes)
 
 
 @final
@@ -67,16 +67,20 @@ class ByFiles:
     Args:
         folder: the folder.
         process: this process.
-        count: how many there are.
+        processes: all of them, ascending.
         is_complete: whether the checkpoint that is saved can be seen.
     """
 
     def __init__(
-        self, folder: Path, process: int, count: int, is_complete: Callable[[], bool]
+        self,
+        folder: Path,
+        process: int,
+        processes: Sequence[int],
+        is_complete: Callable[[], bool],
     ) -> None:
         self._folder = folder
         self._process = process
-        self._count = count
+        self._processes = tuple(processes)
         self._is_complete = is_complete
 
     def gather(self, record: Record) -> list[Record] | None:
@@ -85,25 +89,25 @@ class ByFiles:
         Raises:
             CheckpointError: if one is not there in time.
         """
-        if self._process:
+        if self._process != self._processes[0]:
             replace_file(self._path(self._process), json.dumps(record).encode("utf-8"))
             return None
-        found = {0: record}
+        found = {self._process: record}
 
         def arrived() -> bool:
-            for process in range(self._count):
+            for process in self._processes:
                 if process not in found:
                     with suppress(FileNotFoundError):
                         found[process] = _read(self._path(process), list)
-            return len(found) == self._count
+            return len(found) == len(self._processes)
 
         if not _waited(arrived):
-            missing = next(p for p in range(self._count) if p not in found)
+            missing = next(p for p in self._processes if p not in found)
             raise CheckpointError(
                 f"process {missing} has not written its part within {TIMEOUT.value:g} s: "
                 f"{self._path(missing)} is missing. All processes must see one folder."
             )
-        return [found[p] for p in range(self._count)]
+        return [found[p] for p in self._processes]
 
     def announce(self, outcome: str | None) -> str | None:
         """Return what the first process says about the save: None if it is complete.
@@ -112,10 +116,10 @@ class ByFiles:
             CheckpointError: if it says nothing in time.
         """
         failed = self._folder / "failed.json"
-        if self._process == 0:
-            if outcome is not None and self._count > 1:
+        if self._process == self._processes[0]:
+            if outcome is not None and len(self._processes) > 1:
                 replace_file(failed, json.dumps(outcome).encode("utf-8"))
-            for process in range(1, self._count):
+            for process in self._processes[1:]:
                 with suppress(OSError):
                     os.unlink(self._path(process))
             return outcome

@@ -119,7 +119,7 @@ class ReadingPlan:
 
     Attributes:
         wanted: the tensors.
-        processes: how many processes take part.
+        processes: more than the number of any process that takes part.
         direct: pieces that are read to their places, in order.
         slabs: boxes that are passed on, in order.
         slab_bytes: the most bytes of a slab.
@@ -227,22 +227,22 @@ def _needed_elements(wanted: Wanted) -> int:
 
 
 def plan_reading(
-    processes: int, wanted: Sequence[Wanted], catalogue: Catalogue, slab_bytes: int = SLAB
+    readers: Sequence[int], wanted: Sequence[Wanted], catalogue: Catalogue, slab_bytes: int = SLAB
 ) -> ReadingPlan:
     """Return who reads what: each element of the files once, all processes about equally much.
 
     Args:
+        readers: the processes that take part.
         wanted: the tensors.
-        processes: how many processes take part.
         catalogue: the files.
         slab_bytes: the most bytes of a slab.
     """
     ways = [_is_direct(w, catalogue) for w in wanted]
-    plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
+    plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
     load = plan.bytes_read
-    if len(load) > 1 and max(load) * len(load) > _UNBALANCED * sum(load):
+    if len(readers) > 1 and max(load) * len(readers) > _UNBALANCED * sum(load):
         ways = [False] * len(ways)
-        plan = _planned(processes, wanted, ways, catalogue.tensors, slab_bytes)
+        plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
     return plan
 
 
@@ -284,14 +284,15 @@ def _run_of(box: Box, tensor: Stored) -> int:
 
 
 def _planned(
-    processes: int,
+    readers: Sequence[int],
     wanted: Sequence[Wanted],
     ways: Sequence[bool],
     tensors: Mapping[str, Stored],
     slab_bytes: int,
 ) -> ReadingPlan:
     direct: list[Direct] = []
-    load = [0] * processes
+    count = max(readers) + 1
+    load = [0] * count
     for number, w in enumerate(wanted):
         if ways[number]:
             for piece, box, (process, *_) in w.pieces:
@@ -299,7 +300,7 @@ def _planned(
                 load[process] += box.volume * w.itemsize
     slabs: list[Slab] = []
     shared = sum([w.nbytes for w, direct_ in zip(wanted, ways, strict=True) if not direct_])
-    fair = slab_bytes if processes == 1 else max(_RUN, shared // (_SHARES * processes))
+    fair = slab_bytes if len(readers) == 1 else max(_RUN, shared // (_SHARES * len(readers)))
     for number, w in enumerate(wanted):
         if ways[number] or not w.nbytes:
             continue
@@ -307,21 +308,21 @@ def _planned(
         shapes = {n: tensors[n].shape for n in w.recipe.sources}
         order, marks = dim_order(w.recipe, shapes), marks_of(w.recipe, tensors)
         for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most), marks):
-            process = _reader(w, box, load)
+            process = _reader(w, box, load, readers)
             slabs.append(Slab(number, box, process))
             load[process] += box.volume * w.itemsize
-    return ReadingPlan(tuple(wanted), processes, tuple(direct), tuple(slabs), slab_bytes)
+    return ReadingPlan(tuple(wanted), count, tuple(direct), tuple(slabs), slab_bytes)
 
 
-def _reader(wanted: Wanted, box: Box, load: Sequence[int]) -> int:
+def _reader(wanted: Wanted, box: Box, load: Sequence[int], readers: Sequence[int]) -> int:
     """Return who reads a slab: of those that have read least, the one that needs most of it."""
-    if len(load) == 1:
-        return 0
-    most = min(load) + box.volume * wanted.itemsize // 2
+    if len(readers) == 1:
+        return readers[0]
+    most = min([load[p] for p in readers]) + box.volume * wanted.itemsize // 2
     needs = [0] * len(load)
     for _, piece, holders in wanted.pieces:
         common = piece.intersect(box).volume
         if common:
             for process in holders:
                 needs[process] += common
-    return min(range(len(load)), key=lambda p: (load[p] > most, -needs[p], load[p], p))
+    return min(readers, key=lambda p: (load[p] > most, -needs[p], load[p], p))

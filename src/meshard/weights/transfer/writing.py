@@ -67,14 +67,14 @@ class Output:
         return None
 
 
-def with_owners(output: Output, load: list[int]) -> Output:
+def with_owners(output: Output, load: dict[int, int]) -> Output:
     """Return a tensor with who writes each piece: one who has it, or who has the least to write.
 
     Args:
         output: the tensor, without owners.
-        load: the bytes that each process writes, which are added to.
+        load: the bytes that each process writes; they are added to.
     """
-    found, everybody = [], range(len(load))
+    found, everybody = [], list(load)
     for piece in output.stored.pieces:
         having = [p for p in everybody if output.source_of(piece, p) is not None]
         owner = min(having or everybody, key=lambda p: (load[p], p))

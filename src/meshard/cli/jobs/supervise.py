@@ -15,13 +15,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import final
 
+from meshard.cli.jobs.keeper import Keeper
+from meshard.runtime.processes.told import KEEPER
+
 GRACE = 20.0
 """Seconds that a launcher has to end its job, once it was told to or one of its processes has
 failed; then all that it has started is ended."""
+_LINGER = 5.0
+"""Seconds that a launcher has to end once all processes of its job have."""
+FUTILE = 10.0
+"""Seconds within which an error of the program ends an attempt that need not be repeated."""
 _SOON = 0.05
 _LAST = 1.0
 """Seconds that what a failed job has left has to end by itself."""
@@ -35,15 +43,41 @@ def launcher_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}@{_stat(os.getpid())[1]}"
 
 
-def supervise(line: Sequence[str], settings: Mapping[str, str], grace: float = GRACE) -> int:
-    """Run a launcher in a session of its own, and return its exit code.
+@final
+@dataclass(frozen=True)
+class Outcome:
+    """How a launcher has ended.
 
-    Signals that end this process are passed on to it. If it has not ended after the grace
-    period, or leaves processes behind when its job has failed, these are killed.
+    Attributes:
+        code: Its exit code, or that of its job if the launcher did not know it.
+        was_told: Whether a signal has ended the job.
+        was_futile: Whether an error of the program itself has ended it, within seconds.
+    """
+
+    code: int
+    was_told: bool
+    was_futile: bool
+
+
+def supervise(
+    line: Sequence[str],
+    settings: Mapping[str, str],
+    *,
+    processes: int = 0,
+    elastic: bool = False,
+    grace: float = GRACE,
+) -> Outcome:
+    """Run a launcher in a session of its own, and return how it has ended.
+
+    Signals that end this process are passed on to it. It is killed, with all that it has started
+    on this host, if it has not ended within the grace period, if it does not end although all
+    processes of its job have, or if it leaves processes behind when its job has failed.
 
     Args:
         line: The command line.
         settings: Its environment.
+        processes: How many processes it starts; 0 if that is not known.
+        elastic: Whether the job may lose processes, and yet end well.
         grace: Seconds that it has to end its job.
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -54,31 +88,62 @@ def supervise(line: Sequence[str], settings: Mapping[str, str], grace: float = G
         if libc is not None:  # no process is left behind if this one is killed
             libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
-    before = _own_children()
-    with _Watch(grace) as watch:
-        child = subprocess.Popen(line, env=dict(settings), start_new_session=True, preexec_fn=begin)
+    before, begun = _own_children(), time.monotonic()
+    with Keeper() as keeper, _Watch(grace) as watch:
+        env = {**settings, KEEPER: keeper.variable}
+        child = subprocess.Popen(line, env=env, start_new_session=True, preexec_fn=begin)
         watch.child = child
-        while child.poll() is None and not watch.is_over():
-            time.sleep(_SOON)
+        alone = False  # whether the launcher waits for nobody
+        while child.poll() is None and not watch.is_over() and not alone:
+            keeper.watch(_SOON)
+            alone = 0 < processes <= keeper.joined and keeper.over_for() >= _LINGER
         if child.poll() is None:
+            why = (
+                "although all processes of its job have"
+                if alone
+                else f"{grace:g} s after its job was to end"
+            )
             sys.stderr.write(
-                f"meshard run: {line[0]} has not ended {grace:g} s after its job was to end; it "
-                "and what it has started are killed.\n"
+                f"meshard run: {line[0]} has not ended {why}; it and what it has started are "
+                "killed.\n"
             )
             _kill(_descendants(os.getpid()) - before | {child.pid})
         code = child.wait()
-        if code != 0:
+        keeper.watch(0.0)
+        code = _code(code if code >= 0 else 128 - code, keeper, alone=alone, elastic=elastic)
+        if code != 0 or alone:
             _end_the_rest(before)
-    return code if code >= 0 else 128 - code
+        quick = time.monotonic() - begun < FUTILE
+        return Outcome(code, watch.was_told, quick and 0 < code < 128 and keeper.blames_program)
+
+
+def _code(code: int, keeper: Keeper, *, alone: bool, elastic: bool) -> int:
+    """Return the exit code of a job, of whose processes more is known than of its launcher."""
+    if alone:
+        well = keeper.ended if elastic else keeper.ended == keeper.joined
+        return 0 if well and not keeper.failed else 1
+    if code == 0 and keeper.lost and not (elastic and keeper.ended):
+        sys.stderr.write(
+            f"meshard run: {keeper.lost} of {keeper.joined} processes have not come to the end of "
+            "their program.\n"
+        )
+        return 1
+    return code
 
 
 @final
 class _Watch:
-    """The signals that come while a launcher runs."""
+    """The signals that come while a launcher runs.
+
+    Attributes:
+        child: The launcher.
+        was_told: Whether a signal has said that the job is to end.
+    """
 
     def __init__(self, grace: float) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self._grace = grace
+        self.was_told = False
         self._until: float | None = None
         self._handlers: dict[int, object] = {}
 
@@ -99,7 +164,7 @@ class _Watch:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on; a second one ends the grace period."""
-        again = self._until is not None
+        again, self.was_told = self._until is not None, True
         self._note(number, frame)
         if again:
             self._until = time.monotonic()

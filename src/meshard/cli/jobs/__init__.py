@@ -1,0 +1,1 @@
+"""The jobs of `meshard run`: how they start, what is known of their processes, how they end."""

@@ -1,0 +1,179 @@
+"""Blocks of work that a death interrupts, but does not end; and growing.
+
+In: processes that die, and processes that wait to join. Out: a block that says whether it was
+interrupted, and whether others take part than in the last one that ended well.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import final
+
+from meshard.errors import ProcessLostError
+from meshard.resilience.joining.recover import Recovery, change, take, told_by
+from meshard.runtime.agree import meet
+from meshard.runtime.processes.watchdog import Watchdog
+from meshard.runtime.world import RuntimeWorld, here
+
+_SOON = 5e-3
+"""Seconds between two looks of a waiting process for an invitation."""
+
+
+@final
+class Block:
+    """One run through a block of `surviving`.
+
+    Attributes:
+        changed: whether others take part, when the block begins, than in the last block that has
+            ended well, so that what lies on their devices has to be brought back.
+        recoveries: what has happened when it began and in it, in order; empty if nothing.
+    """
+
+    def __init__(self) -> None:
+        self.changed = False
+        self.recoveries: tuple[Recovery, ...] = ()
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The processes that were lost in the block."""
+        return tuple(sorted({p for found in self.recoveries for p in found.lost}))
+
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """The processes that have joined when it began."""
+        return tuple(sorted({p for found in self.recoveries for p in found.joined}))
+
+    def __repr__(self) -> str:
+        return f"Block(changed={self.changed}, lost={self.lost}, joined={self.joined})"
+
+
+@final
+class Surviving:
+    """The context manager of `surviving`."""
+
+    def __init__(self) -> None:
+        self._block = Block()
+
+    def __enter__(self) -> Block:
+        world = here()
+        found = grow()
+        if found.lost or found.joined:
+            self._block.recoveries += (found,)
+        self._block.changed = world.membership != world.resumed
+        return self._block
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        world = here()
+        if isinstance(error, ProcessLostError):
+            self._block.recoveries += (change(world),)
+            return True
+        if error is None:
+            world.resumed = world.membership
+        return False
+
+
+def surviving() -> Surviving:
+    """Run a block of work; if a process dies in it, go on behind it without that process.
+
+    When the block begins, processes that wait to join are taken in (`grow`). If a
+    `ProcessLostError` leaves it, all that live recover, and the program goes on behind the block:
+    what the block should have done is not done. So a block usually is one round of a loop, whose
+    state is kept by `protect` and counts only once it is refreshed:
+
+    >>> import numpy as np
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> from meshard.testing import die, simulate
+    >>> def program():
+    ...     guard = elastic.protect({"total": meshard.numpy.zeros(4), "step": 0})
+    ...     while guard.tree["step"] < 5:
+    ...         with elastic.surviving() as block:
+    ...             rows = meshard.NamedSharding(elastic.mesh("i"), meshard.P("i"))
+    ...             state = elastic.restore(guard, rows) if block.changed else guard.tree
+    ...             if state["step"] == 2 and meshard.process_index() == 1:
+    ...                 die()
+    ...             guard.refresh({"total": state["total"] + 1, "step": state["step"] + 1})
+    ...     return float(guard.tree["total"].sum())
+    >>> simulate(3, 1, program)  # doctest: +SKIP
+    [20.0, None, 20.0]
+
+    Raises:
+        TransportError: if others that live do not come in time, or have given up this process.
+    """
+    return Surviving()
+
+
+def grow() -> Recovery:
+    """Take in the processes that wait to join; all that take part call this.
+
+    Waiting are the spares of ``meshard run --spares`` that have come to their own first call of
+    this, or to a block of `surviving`, and processes that were started by hand to join this job. A
+    process that waits returns from this when it was taken in, or ends if the job ends before.
+    Newcomers get what they need by `restore`.
+
+    Returns:
+        Who has joined; nobody if none waits.
+
+    Raises:
+        TransportError: if others that live do not come in time, or have given up this process.
+    """
+    world, begun = here(), time.monotonic()
+    watchdog = world.transport.watchdog
+    if watchdog is None:
+        return Recovery((), (), world.processes, None, None, None, 0.0)
+    before, lost = world.processes, False
+    if world.waits:
+        _join(world, watchdog)
+    while watchdog.may_grow():
+        try:
+            joining = _waiting(world, watchdog)
+        except ProcessLostError:
+            change(world)
+            lost = True
+            continue
+        if not joining:
+            break
+        change(world, joining=joining)
+    now, seconds = world.processes, time.monotonic() - begun
+    gone = tuple([p for p in before if p not in now]) if lost else ()
+    new = tuple([p for p in now if p not in before])
+    return Recovery(gone, new, now, None, None, None, seconds)
+
+
+def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> set[int]:
+    """Return the processes that wait, as far as any that takes part has heard of them."""
+    mine = watchdog.waiting()
+    members = world.processes
+    if len(members) == 1:
+        return mine
+    meet(world, members, "`grow`")
+    told: list[set[int]] = world.transport.all_gather(mine, members)  # type: ignore[assignment]
+    return set().union(*told)
+
+
+def _join(world: RuntimeWorld, watchdog: Watchdog) -> None:
+    """Wait until the others take this process in.
+
+    Raises:
+        SystemExit: if the job ends before.
+    """
+    watchdog.wait_to_join()
+    while True:
+        candidates = watchdog.invitation()
+        if candidates is not None:
+            break
+        if watchdog.all_gone():
+            raise SystemExit(0)
+        time.sleep(_SOON)
+    decision = watchdog.membership.accept(candidates, told_by(world, watchdog), watchdog.deadline)
+    watchdog.works()
+    try:
+        take(world, watchdog, decision)
+    except ProcessLostError:
+        change(world)

@@ -1,0 +1,1 @@
+"""Messages over sockets between processes that share no MPI, and how they find each other."""

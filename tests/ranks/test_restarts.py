@@ -1,0 +1,122 @@
+"""Jobs that outlive a death: those that go on without the dead, and those that start again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from meshard.cli.jobs.launcher import Launcher
+from meshard.cli.run import RunError, _version, find_mpiexec
+from tests.ranks.test_failures import run
+
+
+def fault_tolerant() -> bool:
+    """Whether the MPI of this machine lets processes live when others die."""
+    try:
+        mpiexec = find_mpiexec()
+        return Launcher(mpiexec, _version(mpiexec)).is_fault_tolerant()
+    except RunError:
+        return False
+
+
+pytestmark = pytest.mark.skipif(
+    find_spec("mpi4py") is None, reason='mpi4py is not installed (pip install "meshard[mpi]")'
+)
+elastic = pytest.mark.skipif(not fault_tolerant(), reason="this MPI has no fault tolerance")
+
+TRAIN = """
+import os, signal
+from meshard import checkpoint
+attempt = int(os.environ["MESHARD_RESTART"])
+step = checkpoint.latest("run") if os.path.isdir("run") else None
+begun = 0 if step is None else step
+w = split(np.zeros(count)) if step is None else checkpoint.load(
+    "run", {"w": split(np.zeros(count)).sharding}, step=step)["w"]
+tell("attempt", attempt, "from", begun)
+for i in range(begun, 6):
+    w = w + i
+    checkpoint.save("run", {"w": w}, step=i + 1)
+    if attempt < 2 and me == attempt and i == 1 + 2 * attempt:
+        os.kill(os.getpid(), signal.SIGKILL)
+tell("done", float(w.sum()))
+"""
+
+
+def test_a_job_continues_at_its_last_checkpoint(tmp_path: Path) -> None:
+    code, told, said, _ = run(tmp_path, TRAIN, 3, "--restarts", "3")
+    assert code == 0, said
+    for me in range(3):
+        assert f"{me}: attempt 0 from 0" in told
+        assert f"{me}: attempt 1 from 2" in told
+        assert f"{me}: attempt 2 from 4" in told
+        assert f"{me}: done 45.0" in told
+    assert "Attempt 2 of 4 has ended with code 137; the job is started again." in said
+
+
+def test_an_error_of_the_program_is_not_tried_for_ever(tmp_path: Path) -> None:
+    program = """
+if me == 1:
+    raise KeyError("always")
+split(np.arange(2.)).sum()
+"""
+    code, _, said, _ = run(tmp_path, program, 2, "--restarts", "9")
+    assert code == 1
+    assert said.count("KeyError: 'always'") == 2
+    assert "Attempt 2 of 10 has ended with code 1, by an error of the program" in said
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_ends_a_job_for_good(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "import time, meshard\nmeshard.devices()\nopen('ready', 'w').close()\ntime.sleep(60)\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-m", "meshard", "run", "-n", "2", "--restarts", "9", "program.py"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    _, said = job.communicate(timeout=50)
+    assert job.returncode != 0
+    assert "started again" not in said
+
+
+@elastic
+def test_the_others_go_on_and_their_end_counts(tmp_path: Path) -> None:
+    program = """
+import os, signal
+x = split(np.arange(3.))
+if me == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    x.sum().block_until_ready()
+except meshard.errors.TransportError as error:
+    tell(error)
+"""
+    code, told, said, _ = run(tmp_path, program, 3, "--elastic")
+    assert code == 0, said
+    for me in 0, 2:
+        assert f"{me}: Process {me} waits for process 1, in step 3" in told
+    assert told.count("Process 1 has died") == 2
+
+
+@elastic
+def test_spares_are_started_too(tmp_path: Path) -> None:
+    program = 'import os\ntell(count, os.environ["MESHARD_SPARES"], os.environ["MESHARD_RESTART"])'
+    start = (
+        "import os, sys\n"
+        "tell = lambda *words: os.write(1, (' '.join(words) + chr(10)).encode())\n"
+        "count = os.environ['OMPI_COMM_WORLD_SIZE']\n"
+    )
+    code, told, said, _ = run(tmp_path, program, 2, "--spares", "1", start=start)
+    assert code == 0, said
+    assert told.split("\n").count("3 1 0") == 3
