@@ -114,6 +114,7 @@ class RuntimeWorld(World, Remembering):
         self.devices = tuple(d for d in self.everything if d.process_index in members)
         self.device_set = frozenset(self.devices)
         self.known_shardings.clear()
+        self.programs.clear()
         self.forget()
         self.membership += 1
 
