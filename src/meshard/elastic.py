@@ -5,6 +5,16 @@ import typing as _typing
 from meshard.algebra.attributes import door as _door
 from meshard.errors import DataLoss as DataLoss
 from meshard.errors import ProcessLostError as ProcessLostError
+from meshard.resilience.copies.protect import (
+    Protected as Protected,
+)
+from meshard.resilience.copies.protect import (
+    plan_protect as plan_protect,
+)
+from meshard.resilience.copies.protect import (
+    protect as protect,
+)
+from meshard.resilience.copies.protect_plan import ProtectPlan as ProtectPlan
 from meshard.resilience.copies.restore import (
     plan_restore as plan_restore,
 )
