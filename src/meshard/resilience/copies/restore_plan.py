@@ -24,7 +24,7 @@ from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.show.report import Table
 from meshard.resilience.copies.reading import Readers
-from meshard.resilience.copies.stocks import united
+from meshard.resilience.copies.stocks import left, united
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -306,10 +306,10 @@ def plan_arrays(
         checkpoint: where the boxes are read from that nobody has in memory; None if there is none.
         unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
     """
-    readers, ids = Readers(process_of), np.array(sorted(alive), np.int64)
+    readers = Readers(process_of)
     found = []
     for one in wanted:
-        whole, columns, cells = _sources(one, ids, readers)
+        whole, columns, cells = _sources(one, alive, readers)
         there = np.unique(whole.tensor).tolist()
         used = {d for d in there if d >= 0} | one.destination.device_ids
         owners = {d: process_of[d] for d in sorted(used)}
@@ -318,21 +318,15 @@ def plan_arrays(
 
 
 def _sources(
-    wanted: Wanted, alive: Ints, readers: Readers
+    wanted: Wanted, alive: frozenset[int], readers: Readers
 ) -> tuple[Layout, tuple[int, int], Layout | None]:
     """Return an array's sources as one grid, their columns, and the cells that are read."""
-    parts = [_left(wanted.own, alive)]
+    parts = [left(wanted.own, alive)]
     if wanted.copies is not None:
-        parts.append(_left(wanted.copies, alive))
+        parts.append(left(wanted.copies, alive))
     whole = united(parts)
     cells = readers.cells(whole, wanted.destination, wanted.itemsize)
     if cells is not None:
         whole = united([*parts, cells])
     counts = [int(part.tensor.shape[-1]) for part in parts]
     return whole, (counts[0], sum(counts[1:])), cells
-
-
-def _left(layout: Layout, alive: Ints) -> Layout:
-    """Return what is left of a grid: -1 for the devices that are gone."""
-    tensor = np.where(np.isin(layout.tensor, alive), layout.tensor, -1)
-    return Layout(layout.shape, layout.points, tensor)
