@@ -64,13 +64,13 @@ def main():
             if block.changed:
                 rows, x, y = placed(elastic.mesh("data"))
                 state = elastic.restore(guard, rows)
-                say(f"step {state['step']}: {ms.process_count()} processes go on")
+                say(f"step {state['step']}: going on with {ms.process_count()} of 4 processes")
             elif state["step"] in KILLS:
                 living = sorted({d.process_index for d in ms.devices()})
                 if random.Random(SEED + state["step"]).choice(living) == ms.process_index():
                     os.kill(os.getpid(), signal.SIGKILL)
             guard.refresh(step(state, x, y))
-    final = ms.multihost_utils.process_allgather(guard.tree["w"])
+    final = ms.multihost_utils.process_allgather(guard.tree["w"], tiled=True)
     alone, x, y = begin(ms.Mesh(ms.local_devices()[:1], "data"))
     while alone["step"] < STEPS:
         alone = step(alone, x, y)
