@@ -301,3 +301,39 @@ class TestMesh:
     def test_refuses(self, call: Callable[[], Any], error: type[Exception], said: str) -> None:
         with pytest.raises(error, match=said):
             call()
+
+
+def test_arrays_of_different_steps_are_never_mixed() -> None:
+    """Process 0 has its result before the process dies that the others still wait for."""
+    before = SimulatedTransport._put
+
+    def put(self: SimulatedTransport, *given: Any) -> None:
+        if self.index == 2 and state["counts"] and given[0] == 1:
+            die()
+        before(self, *given)
+
+    state = {"counts": False}
+
+    def program() -> list[str]:
+        mesh = elastic.mesh("i")
+        old = meshard.device_put(VALUE, NamedSharding(mesh, P()))
+        x = meshard.device_put(VALUE, rows())
+        multihost_utils.sync_global_devices("begin")
+        state["counts"] = True
+        told = []
+        with contextlib.suppress(elastic.ProcessLostError):
+            new = meshard.reshard(x + 1, NamedSharding(mesh, P()))
+            old = new
+            told.append("came through")
+            new.sum()
+            meshard.reshard(new, rows())
+            multihost_utils.sync_global_devices("end")
+        elastic.recover()
+        with pytest.raises(DataLoss, match=r"x may be of different steps: .* had already made"):
+            elastic.restore({"x": old}, rows())
+        assert float(elastic.restore({"x": x}, rows(), None)["x"].sum()) if x.is_complete else True
+        return told
+
+    with mock.patch.object(SimulatedTransport, "_put", put):
+        told = simulate(3, 1, program, deadline=20)
+    assert [t for t in told if t is not None].count(["came through"]) == 1

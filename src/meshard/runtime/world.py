@@ -23,7 +23,7 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Clock
 from meshard.tuning import MOST_TYPES
 
 
@@ -41,7 +41,8 @@ class RuntimeWorld(World, Remembering):
         homes: the sharding of new arrays on each device.
         ledgers: the open ledgers and budgets, outermost first, and the open profiles.
         profiles: the open profiles, outermost first.
-        mark: the mark of this world's types.
+        mark: the clock that stamps arrays; it marks this world's types too.
+        torn: between which turns of the clock arrays were made that other processes may lack.
         plans: the plans of reshards that were made.
         job: the name of the job, the same on all its processes and no other job's.
         saves: how many checkpoints the job has begun to save.
@@ -79,7 +80,8 @@ class RuntimeWorld(World, Remembering):
         self.device_set = frozenset(self.devices)
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
-        self.mark = object()
+        self.mark = Clock() if self.agreement is None else self.agreement.clock
+        self.torn: tuple[tuple[int, int], ...] = ()
         self.job = job_name(whereabouts())
         self.saves = 0
         self.plans: Any = None  # made by the first plan

@@ -19,7 +19,7 @@ from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Wire
-from meshard.resilience.copies.kept import KeptTree, kept_tree
+from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.protect import Protected, without_blocks
 from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
 from meshard.resilience.copies.restore_plan import (
@@ -123,10 +123,11 @@ def restore(
     """
     what = "elastic.restore"
     window, world = checked_window(max_bytes, what), here()
+    holders: tuple[int, ...] | None = None
     if isinstance(tree, Protected):
         kept, holders = _common_version(world, tree, what)
     else:
-        kept, holders = kept_tree(tree), world.processes
+        kept = kept_tree(tree)
     with checkpoint_of(checkpoint, what) as files:
         return _Restoring(kept, shardings, files, what, holders).run(world, window)
 
@@ -243,6 +244,8 @@ class _Restoring:
             if target is not None:
                 check_devices_exist(world, target, self._what)
         plan = self.plan()
+        if self._holders is None:  # versions of what is protected are complete
+            check_whole(world, self._kept, self._what)
         told = f"`{self._what}` of {len(plan.arrays)} arrays"
         agreed(world, world.processes, (self._what, plan.digest, window), told)
         held = {

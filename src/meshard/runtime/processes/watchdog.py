@@ -342,6 +342,11 @@ class Watchdog:
             self.leave(missing, error)
             raise
 
+    def unfinished(self) -> dict[Members, int]:
+        """Return the first step of each set of processes that this one has not come through."""
+        left = self._left.get(self.agreement.index)
+        return self.agreement.unfinished({} if left is None else left.steps)
+
     def leave(self, missing: Sequence[int], error: BaseException) -> None:
         """Tell the others that this process leaves its step before its end.
 
