@@ -6,7 +6,7 @@ In: a tree of arrays. Out: its leaves, as values that processes can tell each ot
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
@@ -69,6 +69,11 @@ class KeptTree:
         """A tree of the leaves' values, and of what is left where there are arrays."""
         shown = [leaf if leaf.array else leaf.value for leaf in self.leaves]
         return unflatten(self.structure, shown)
+
+    def with_copies(self, grids: Sequence[Layout | None]) -> KeptTree:
+        """Return the same with copies: for each leaf the devices that have one of each cell."""
+        pairs = zip(self.leaves, grids, strict=True)
+        return KeptTree(tuple([replace(k, copies=grid) for k, grid in pairs]), self.structure)
 
 
 def kept_tree(tree: Any) -> KeptTree:

@@ -126,11 +126,7 @@ class _Asked:
 
     def apart(self, world: RuntimeWorld) -> Apart:
         """Return the processes that take part, and which of them fail together."""
-        devices: dict[int, list[int]] = {p: [] for p in world.processes}
-        for device in world.devices:
-            devices[device.process_index].append(device.id)
-        domain = {p: world.hosts[p] if self.kind == "host" else p for p in devices}
-        return Apart({p: tuple(ids) for p, ids in devices.items()}, domain, self.copies)
+        return Apart.of(world.devices, self.copies, self.kind, world.hosts.__getitem__)
 
     def check(self, world: RuntimeWorld, what: str) -> None:
         """Refuse more copies than there are processes, or hosts, for them.

@@ -132,6 +132,21 @@ def restore(
         return _Restoring(kept, shardings, files, what, holders).run(world, window)
 
 
+def plan_kept(
+    kept: KeptTree, shardings: Any, owners: Mapping[int, int], alive: Collection[int], what: str
+) -> RestorePlan:
+    """Return the plan of a restore of what would be left of a tree.
+
+    Args:
+        kept: the tree.
+        shardings: where it is to be.
+        owners: the process of each device.
+        alive: the ids of the devices that are left.
+        what: the function that was called, for messages.
+    """
+    return _Restoring(kept, shardings, None, what).plan(alive, owners)
+
+
 def _own_version(guard: Protected, what: str) -> KeptTree:
     """Return the version of something protected that this process holds.
 
@@ -212,9 +227,16 @@ class _Restoring:
             arrays = {leaf.name: leaf.array for leaf in kept.leaves if leaf.array is not None}
             check_tree(files, arrays, what)
 
-    def plan(self, alive: Collection[Any] | None = None) -> RestorePlan:
-        """Return what is to be done."""
-        owners: dict[int, int] = {}
+    def plan(
+        self, alive: Collection[Any] | None = None, known: Mapping[int, int] | None = None
+    ) -> RestorePlan:
+        """Return what is to be done.
+
+        Args:
+            alive: the devices whose memory is there; by default those of all that take part.
+            known: the process of devices that are in no sharding.
+        """
+        owners: dict[int, int] = dict(known or {})
         wanted = []
         for (_, target), number in self._first.items():
             leaf = self._kept.leaves[number]
