@@ -7,12 +7,19 @@ import pytest
 
 import meshard
 from meshard import elastic
-from meshard.errors import ArgumentError, DataLoss, DeletedArrayError, TreeError
+from meshard.errors import (
+    ArgumentError,
+    DataLoss,
+    DeletedArrayError,
+    ProcessLostError,
+    TreeError,
+)
 from meshard.resilience.copies import placement
 from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
+from meshard.testing import die
 from tests.losing import box_mask, held_mask, lose, random_sharding
 from tests.test_missing import local_parts, rows
 from tests.test_restore import SHAPES, values
@@ -288,3 +295,44 @@ def test_lost_arrays_are_not_protected():
             assert not world.protected
 
     simulate(4, 1, program)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_death_at_any_moment_leaves_one_version_to_all(seed):
+    """One dies in its nth message; the others go on with the newest version that all have."""
+
+    def program():
+        pick = random.Random(seed)
+        world = here()
+        dies, moment = pick.randrange(4), pick.randint(1, 40)
+        x = meshard.device_put(np.arange(40.0), rows(world.devices))
+        guard = elastic.protect({"x": x, "step": 0})
+        calls = [0]
+        for name in ("exchange", "barrier", "all_gather"):
+            real = getattr(world.transport, name)
+
+            def counted(*given, real=real):
+                calls[0] += 1
+                if world.process_index == dies and calls[0] == moment and len(world.processes) == 4:
+                    die()
+                return real(*given)
+
+            setattr(world.transport, name, counted)
+        while guard.tree["step"] < 12:
+            try:
+                state = guard.tree
+                if not state["x"].is_complete:
+                    state = elastic.restore(guard, rows(world.devices))
+                guard.refresh({"x": state["x"] * 1.5 + 1, "step": state["step"] + 1})
+            except ProcessLostError:
+                elastic.recover()
+                told = world.transport.all_gather(held_versions(world), world.processes)
+                settle(world, newest_common(told))
+        expected = np.arange(40.0)
+        for _ in range(12):
+            expected = expected * 1.5 + 1
+        local_parts(guard.tree["x"], expected)
+        return guard.version
+
+    found = simulate(4, 1, program)
+    assert [v for v in found if v is not None] == [13] * (3 if None in found else 4)

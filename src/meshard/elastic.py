@@ -4,6 +4,10 @@ import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.errors import DataLoss as DataLoss, ProcessLostError as ProcessLostError
+from meshard.resilience.copies.losses import (
+    LossSimulation as LossSimulation,
+    simulate_loss as simulate_loss,
+)
 from meshard.resilience.copies.protect import (
     Protected as Protected,
     plan_protect as plan_protect,

@@ -9,12 +9,13 @@ a few neighbours share the copies of a process: two deaths rarely hit a box and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
+from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.resilience.copies.stocks import onto
 
@@ -43,6 +44,22 @@ class Apart:
     devices: Mapping[int, tuple[int, ...]]
     domain: Mapping[int, int]
     copies: int
+
+    @staticmethod
+    def of(devices: Iterable[Device], copies: int, kind: str, hosts: Callable[[int], int]) -> Apart:
+        """Return the processes of some devices.
+
+        Args:
+            devices: the devices.
+            copies: how many copies are kept.
+            kind: what copies must not share: ``"process"`` or ``"host"``.
+            hosts: returns the host of a process.
+        """
+        found: dict[int, list[int]] = {}
+        for device in devices:
+            found.setdefault(device.process_index, []).append(device.id)
+        domain = {p: hosts(p) if kind == "host" else p for p in found}
+        return Apart({p: tuple(ids) for p, ids in found.items()}, domain, copies)
 
     @property
     def domains(self) -> int:

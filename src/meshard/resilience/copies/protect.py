@@ -23,7 +23,7 @@ from meshard.plan.hops.cells import loss_text
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Wire
-from meshard.resilience.copies.kept import Kept, KeptTree, kept_tree
+from meshard.resilience.copies.kept import Kept, KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.placement import Apart
 from meshard.resilience.copies.protect_plan import CopiedArray, ProtectPlan, plan_copies
 from meshard.resilience.copies.stocks import Stock, blocks_of, left, own_blocks
@@ -126,11 +126,7 @@ class _Asked:
 
     def apart(self, world: RuntimeWorld) -> Apart:
         """Return the processes that take part, and which of them fail together."""
-        devices: dict[int, list[int]] = {p: [] for p in world.processes}
-        for device in world.devices:
-            devices[device.process_index].append(device.id)
-        domain = {p: world.hosts[p] if self.kind == "host" else p for p in devices}
-        return Apart({p: tuple(ids) for p, ids in devices.items()}, domain, self.copies)
+        return Apart.of(world.devices, self.copies, self.kind, world.hosts.__getitem__)
 
     def check(self, world: RuntimeWorld, what: str) -> None:
         """Refuse more copies than there are processes, or hosts, for them.
@@ -293,6 +289,7 @@ class Protected:
         world, self._staged = self._world, None
         held = _held(world, kept_tree(tree), what)
         self._check_structure(held.tree, what)
+        check_whole(world, held.tree, what)
         plan = _planned(world, held, self._asked)
         number = self._number + 1
         key = (what, self.name, number, plan.digest)
@@ -523,7 +520,14 @@ def _with_copies(
         known = {d: owners[d] for d in np.unique(grid.tensor).tolist() if d >= 0} if grid else {}
         process_of = {**(leaf.process_of or {}), **known}
         leaves.append(
-            replace(leaf, source=None, copies=grid, blocks=tuple(blocks), process_of=process_of)
+            replace(
+                leaf,
+                copies=grid,
+                blocks=tuple(blocks),
+                process_of=process_of,
+                source=None,
+                torn=False,
+            )
         )
     return KeptTree(tuple(leaves), tree.structure)
 

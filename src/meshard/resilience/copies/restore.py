@@ -19,7 +19,7 @@ from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Wire
-from meshard.resilience.copies.kept import KeptTree, kept_tree
+from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.protect import Protected, without_blocks
 from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
 from meshard.resilience.copies.restore_plan import (
@@ -124,12 +124,28 @@ def restore(
     """
     what = "elastic.restore"
     window, world = checked_window(max_bytes, what), here()
+    holders: tuple[int, ...] | None = None
     if isinstance(tree, Protected):
         kept, holders = _common_version(world, tree, what)
     else:
-        kept, holders = kept_tree(tree), world.processes
+        kept = kept_tree(tree)
     with checkpoint_of(checkpoint, what) as files:
         return _Restoring(kept, shardings, files, what, holders).run(world, window)
+
+
+def plan_kept(
+    kept: KeptTree, shardings: Any, owners: Mapping[int, int], alive: Collection[int], what: str
+) -> RestorePlan:
+    """Return the plan of a restore of what would be left of a tree.
+
+    Args:
+        kept: the tree.
+        shardings: where it is to be.
+        owners: the process of each device.
+        alive: the ids of the devices that are left.
+        what: the function that was called, for messages.
+    """
+    return _Restoring(kept, shardings, None, what).plan(alive, owners)
 
 
 def _own_version(guard: Protected, what: str) -> KeptTree:
@@ -212,9 +228,16 @@ class _Restoring:
             arrays = {leaf.name: leaf.array for leaf in kept.leaves if leaf.array is not None}
             check_tree(files, arrays, what)
 
-    def plan(self, alive: Collection[Any] | None = None) -> RestorePlan:
-        """Return what is to be done."""
-        owners: dict[int, int] = {}
+    def plan(
+        self, alive: Collection[Any] | None = None, known: Mapping[int, int] | None = None
+    ) -> RestorePlan:
+        """Return what is to be done.
+
+        Args:
+            alive: the devices whose memory is there; by default those of all that take part.
+            known: the process of devices that are in no sharding.
+        """
+        owners: dict[int, int] = dict(known or {})
         wanted = []
         for (_, target), number in self._first.items():
             leaf = self._kept.leaves[number]
@@ -244,7 +267,8 @@ class _Restoring:
             if target is not None:
                 check_devices_exist(world, target, self._what)
         plan = self.plan()
-        self._check_whole(world)
+        if self._holders is None:  # versions of what is protected are complete
+            check_whole(world, self._kept, self._what)
         told = f"`{self._what}` of {len(plan.arrays)} arrays"
         agreed(world, world.processes, (self._what, plan.digest, window), told)
         held = {
