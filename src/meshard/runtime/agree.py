@@ -33,6 +33,7 @@ def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str
 
     Raises:
         AgreementError: if each step is compared, and another process runs another operation.
+        IncompatibleDevicesError: if one of them takes part no more.
     """
     agreement = world.agreement
     if agreement is None or agreement.mode == "off":
@@ -46,6 +47,13 @@ def agreed(world: RuntimeWorld, members: Iterable[int], key: Hashable, text: str
 def _token_of_key(
     world: RuntimeWorld, agreement: Agreement, members: tuple[int, ...], key: Hashable, text: str
 ) -> Token | None:
+    gone = sorted(set(members) - set(world.processes))
+    if gone:
+        raise IncompatibleDevicesError(
+            f"{text} has devices of {numbered(gone)}, which "
+            f"{'takes' if len(gone) == 1 else 'take'} part no more. meshard.elastic.restore brings "
+            "arrays to devices that are left, and meshard.elastic.mesh makes a mesh of these."
+        )
     return agreement.token(members, canonical(key), text)
 
 

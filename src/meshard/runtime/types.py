@@ -79,6 +79,20 @@ class Shaped:
 
 
 @final
+class Clock:
+    """How many operations together with others a process has run; what is made is stamped with it.
+
+    Attributes:
+        turn: the number.
+    """
+
+    __slots__ = ("turn",)
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+
+@final
 class ArrayType(Shaped):
     """Shape, dtype, sharding and commitment of an array.
 
@@ -94,7 +108,7 @@ class ArrayType(Shaped):
         local: the pieces that this process holds.
         addressable: whether all devices are this process's.
         complete: whether this process holds every piece.
-        owner: the mark of the world to which it belongs.
+        owner: the clock of the world to which it belongs.
     """
 
     __slots__ = (
@@ -115,7 +129,7 @@ class ArrayType(Shaped):
 
     def __init__(
         self,
-        owner: object,
+        owner: Clock,
         processes: Mapping[int, int] | None,
         me: int,
         shape: tuple[int, ...],

@@ -23,7 +23,7 @@ from meshard.runtime.processes.agreement import Agreement
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Clock
 from meshard.tuning import MOST_TYPES
 
 
@@ -41,13 +41,16 @@ class RuntimeWorld(World, Remembering):
         homes: the sharding of new arrays on each device.
         ledgers: the open ledgers and budgets, outermost first, and the open profiles.
         profiles: the open profiles, outermost first.
-        mark: the mark of this world's types.
+        mark: the clock that stamps arrays; it marks this world's types too.
+        torn: between which turns of the clock arrays were made that other processes may lack.
         plans: the plans of reshards that were made.
         job: the name of the job, the same on all its processes and no other job's.
         saves: how many checkpoints the job has begun to save.
         programs: the traced and lowered programs of each jitted function, while it lives.
         membership: how often those who take part have changed.
         resumed: the membership under which the last block of work has ended well.
+        started_count: how many processes were started together.
+        wanted_count: how many processes are to take part, as long as there are spares.
         spare: whether this process was started to join the others later.
         everything: the devices of all processes, also of those that do not take part.
         protected: what is kept in several copies, by name, in the order in which it was begun.
@@ -66,7 +69,9 @@ class RuntimeWorld(World, Remembering):
         self.everything = self.devices
         self.membership = self.resumed = 0
         self.protected: dict[str, Any] = {}
-        first = range(process_count - spares)
+        self.started_count = process_count
+        self.wanted_count = process_count - spares
+        first = range(self.wanted_count)
         self.spare = process_index not in first
         self.transport = transport
         watchdog = transport.watchdog
@@ -79,7 +84,8 @@ class RuntimeWorld(World, Remembering):
         self.device_set = frozenset(self.devices)
         self.known_shardings: set[Sharding] = set()
         self.homes: dict[Device, SingleDeviceSharding] = {}
-        self.mark = object()
+        self.mark = Clock() if self.agreement is None else self.agreement.clock
+        self.torn: tuple[tuple[int, int], ...] = ()
         self.job = job_name(whereabouts())
         self.saves = 0
         self.plans: Any = None  # made by the first plan
@@ -114,6 +120,7 @@ class RuntimeWorld(World, Remembering):
         self.devices = tuple(d for d in self.everything if d.process_index in members)
         self.device_set = frozenset(self.devices)
         self.known_shardings.clear()
+        self.programs.clear()
         self.forget()
         self.membership += 1
 

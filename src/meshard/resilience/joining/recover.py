@@ -7,13 +7,14 @@ who have come to join, with all in step again; and what happened.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.algebra.arguments import number_of
 from meshard.errors import ProcessLostError
 from meshard.runtime.agree import meet
+from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.processes.membership import Decision
 from meshard.runtime.processes.watchdog import Loss, Watchdog
@@ -78,6 +79,7 @@ class _Told:
     members: tuple[int, ...]
     over: frozenset[int]
     saves: int
+    unfinished: Mapping[Members, int]
     versions: tuple[Any, ...]
 
 
@@ -150,7 +152,15 @@ def change(
 def told_by(world: RuntimeWorld, watchdog: Watchdog) -> _Told:
     """Return what this process tells the others when they decide who takes part."""
     members = () if world.waits else world.processes
-    return _Told(watchdog.agreement.epoch, watchdog.loss, members, watchdog.over, world.saves, ())
+    return _Told(
+        watchdog.agreement.epoch,
+        watchdog.loss,
+        members,
+        watchdog.over,
+        world.saves,
+        watchdog.unfinished(),
+        (),
+    )
 
 
 def _losses(decision: Decision) -> list[Loss]:
@@ -164,6 +174,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
         ProcessLostError: if one of them has died meanwhile.
     """
     members, everything = decision.members, decision.payloads.values()
+    _mark_torn(world, watchdog, decision)
     watchdog.renew({p for told in everything for p in (*told.members, *told.over)})
     watchdog.agreement.renew(1 + max(told.epoch for told in everything))
     world.take_part(members)
@@ -173,6 +184,18 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
         meet(world, members, "`recover`")
         world.transport.renew(members)
         world.transport.barrier(members)
+
+
+def _mark_torn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
+    """Remember when arrays were made that not all may have, as some did not come as far."""
+    agreement = watchdog.agreement
+    first, steps = agreement.first_step, {}
+    for members in watchdog.unfinished():
+        told = [decision.payloads[p].unfinished for p in members if p in decision.payloads]
+        steps[members] = min([its.get(members, first) for its in told])
+    turn = agreement.turn_of(steps)
+    if turn <= agreement.clock.turn:
+        world.torn += ((turn, agreement.clock.turn),)
 
 
 def _recovery(

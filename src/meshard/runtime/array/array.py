@@ -77,12 +77,13 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     `jit` and `shard_map` too.
     """
 
-    __slots__ = ("__weakref__", "_blocks", "_note", "_type")
+    __slots__ = ("__weakref__", "_blocks", "_born", "_note", "_type")
     _blocks: Blocks | None
 
     def __init__(self, type: ArrayType, blocks: Blocks) -> None:
         self._type = type
         self._blocks = blocks
+        self._born = type.owner.turn
 
     # what it is
 

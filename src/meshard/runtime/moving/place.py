@@ -260,6 +260,14 @@ def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> N
     if sharding in world.known_shardings:
         return
     missing = [d for d in sharding.device_order if d not in world.device_set]
+    gone = [d for d in missing if d in world.everything]
+    if gone:
+        owner = gone[0].process_index
+        raise ShardingError(
+            f"{what}: {gone[0]!r} of {sharding!r} belongs to process {owner}, which does not take "
+            f"part; there are {len(world.devices)} devices. meshard.elastic.mesh makes a mesh of "
+            "these."
+        )
     if missing:
         raise ShardingError(
             f"{what}: {missing[0]!r} of {sharding!r} does not exist here; there are "

@@ -24,6 +24,7 @@ from meshard.runtime.callers import is_ours, line_of, stated_line
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.canonical import digest, shortened
 from meshard.runtime.settings import CHECK
+from meshard.runtime.types import Clock
 
 KEPT = 1024
 """How many recent steps a process remembers."""
@@ -203,7 +204,7 @@ class Agreement:
         self._meet = meet
         self._sets: dict[Members, RunningSteps] = {}
         self._keys: dict[int, RunningSteps] = {}
-        self._turn = 0
+        self.clock = Clock()
         self._with: dict[int, tuple[RunningSteps, ...]] = {}
         self._first = 0
         self._ring: deque[Remembered] = deque(maxlen=KEPT)
@@ -256,7 +257,8 @@ class Agreement:
         refuse_in_child(self._born)
         running = token.running
         running.step = step = running.step + 1
-        running.turn = self._turn = self._turn + 1
+        clock = self.clock
+        running.turn = clock.turn = clock.turn + 1
         running.hash = found = (running.hash * _MULTIPLIER + token.number) & _MASK
         # The user's line is the first frame outside of this package; which files are ours is asked
         # once. The frame's code and place are kept instead of a line, which takes long to find.
@@ -333,6 +335,31 @@ class Agreement:
                 # Steps of other sets stay, since those have not diverged.
                 kept = [item for item in self._ring if item[0].running is not running]
                 self._ring = deque(kept, maxlen=KEPT)
+
+    def unfinished(self, left: Mapping[Members, int]) -> dict[Members, int]:
+        """Return the first step of each set of processes that this one has not come through.
+
+        Args:
+            left: the steps that it has left early.
+        """
+        return {m: left.get(m, r.step + 1) for m, r in self._sets.items()}
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first step of a set of processes that is met now."""
+        return (self._first << _EPOCH) + 1
+
+    def turn_of(self, steps: Mapping[Members, int]) -> int:
+        """Return when this process entered the first of some steps, or one behind it, of any set.
+
+        It is a turn that is still to come if it has entered none.
+        """
+        found = self.clock.turn + 1
+        for at, (token, step, *_) in enumerate(reversed(self._ring)):
+            members = token.running.members
+            if step >= steps.get(members, step + 1):
+                found = self.clock.turn - at
+        return found
 
     @property
     def epoch(self) -> int:

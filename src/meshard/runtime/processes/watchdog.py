@@ -182,11 +182,20 @@ class Watchdog:
         self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
 
     def check(self, peers: Sequence[int]) -> None:
-        """Refuse to go on if it is unknown which operation a message belongs to.
+        """Refuse to wait for processes that are gone, or for messages of unknown operations.
 
         Raises:
-            TransportError: if an operation has failed while operations were not compared.
+            TransportError: if one of them takes part no more, or an operation has failed while
+                operations were not compared.
         """
+        if self.over and not self.over.isdisjoint(peers):
+            gone = sorted(self.over.intersection(peers))
+            raise TransportError(
+                f"{numbered(gone, capital=True)} {'takes' if len(gone) == 1 else 'take'} part no "
+                "more: an array or a mesh still has devices of theirs. meshard.elastic.restore "
+                "brings arrays to devices that are left, and meshard.elastic.mesh makes a mesh of "
+                "these."
+            )
         if self._unsure and peers:
             raise TransportError(
                 f"Process {self.agreement.index} cannot communicate with {numbered(peers)}: an "
@@ -332,6 +341,11 @@ class Watchdog:
         except TransportError as error:
             self.leave(missing, error)
             raise
+
+    def unfinished(self) -> dict[Members, int]:
+        """Return the first step of each set of processes that this one has not come through."""
+        left = self._left.get(self.agreement.index)
+        return self.agreement.unfinished({} if left is None else left.steps)
 
     def leave(self, missing: Sequence[int], error: BaseException) -> None:
         """Tell the others that this process leaves its step before its end.

@@ -17,6 +17,7 @@ from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.agree import check_living
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host, dtype_of, home, placed
 from meshard.runtime.moving.same_values import check_same_values
@@ -62,10 +63,15 @@ def placed_arrays(
     Raises:
         UnequalError: if the processes give different values.
         DeletedArrayError: if an array was deleted.
+        DataLoss: if an array has lost elements.
+        IncompatibleDevicesError: if some of its devices are gone.
     """
     given: dict[str, Any] = {
         n: x if type(x) is Array else as_host(x, what) for n, x in tree.arrays.items()
     }
+    for name, x in given.items():
+        if _is_committed(x):
+            check_living(world, f"{what}: {name!r}", x._type)
     if world.process_count == 1:
         return {n: _wrapped(world, x, copied=copied) for n, x in given.items()}
     loose = [x for x in given.values() if not _is_committed(x)]

@@ -1,0 +1,377 @@
+"""Restoring: bringing a tree to devices of the living, from all that is left of it.
+
+In: a tree of arrays that have lost boxes, or a `Protected` one; shardings; a checkpoint. Out: the
+tree, complete, or `DataLoss` before anything moves. One plan names all sources: what the arrays'
+own devices hold, copies kept on purpose, and of a checkpoint only the boxes that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import optree
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.device import device_ids_of
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError, DataLoss, ShardingError
+from meshard.plan.figures.window import check_window, checked_window
+from meshard.plan.hops.cells import loss_text
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.wires import Wire
+from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
+from meshard.resilience.copies.restore_plan import (
+    RestoredArray,
+    RestorePlan,
+    Wanted,
+    plan_arrays,
+)
+from meshard.resilience.copies.stocks import Stock, blocks_of, gridded, own_blocks
+from meshard.runtime.agree import agreed, meet
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.execute import ArrayMove, run_moves
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.moved import leaf_names
+from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.processes.divergence import numbered
+from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.watching.ledger import wired
+from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.catalogue.stored import Catalogue
+
+
+@final
+@dataclass(frozen=True)
+class Kept:
+    """What is left of one leaf of a tree.
+
+    Attributes:
+        name: its name.
+        value: the leaf, if it is not an array that is planned.
+        array: shape and dtype; None for another leaf.
+        own: what the array's own devices held, as a grid.
+        copies: what was kept on purpose, as a grid; None for nothing.
+        blocks: for both grids the elements that this process holds, when they are asked for.
+        process_of: the process of each device.
+        tie: the same for all places of a tree that hold one array.
+        torn: whether it was made where the processes had not come equally far.
+    """
+
+    name: str
+    value: Any = None
+    array: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+    own: Layout | None = None
+    copies: Layout | None = None
+    blocks: tuple[Callable[[], Sequence[Block | None]], ...] = ()
+    process_of: Mapping[int, int] | None = None
+    tie: object = None
+    torn: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class KeptTree:
+    """What is left of a tree: its leaves, and what makes a tree of them."""
+
+    leaves: tuple[Kept, ...]
+    structure: optree.PyTreeSpec
+
+    @property
+    def tree(self) -> Any:
+        """A tree of the leaves' values, and of what is left where there are arrays."""
+        shown = [leaf if leaf.array else leaf.value for leaf in self.leaves]
+        return unflatten(self.structure, shown)
+
+
+def kept_tree(tree: Any) -> KeptTree:
+    """Return what is left of a tree of arrays."""
+    accessors, leaves, structure = flatten_with_accessors(tree)
+    names = leaf_names(accessors)
+    return KeptTree(tuple(map(_kept, names, leaves)), structure)
+
+
+def _kept(name: str, leaf: Any) -> Kept:
+    spans = type(leaf) is Array and not leaf._type.unplaced
+    if not spans and type(leaf) is not ShapeDtypeStruct:
+        return Kept(name, leaf)
+    if leaf.sharding is None:
+        raise ArgumentError(
+            f"elastic.plan_restore: {name} is {leaf!r}, which has no sharding. Give it one with "
+            "ShapeDtypeStruct(shape, dtype, sharding=...)."
+        )
+    blocks = (partial(own_blocks, leaf),) if type(leaf) is Array else ()
+    if type(leaf) is Array:
+        leaf._live()
+    own = gridded(leaf.sharding.layout(leaf.shape))
+    owners = {d.id: d.process_index for d in leaf.sharding.device_order}
+    torn = type(leaf) is Array and is_torn(here(), leaf)
+    shown = leaf.shape, leaf.dtype
+    return Kept(name, None, shown, own, None, blocks, owners, id(leaf), torn)
+
+
+def plan_restore(
+    tree: Any,
+    shardings: Any,
+    checkpoint: str | Path | None = None,
+    *,
+    alive: Collection[Any] | None = None,
+) -> RestorePlan:
+    """Return what `restore` would do, without moving or reading anything.
+
+    Args:
+        tree: a tree of arrays, or of ShapeDtypeStructs with shardings, whose devices need not
+            exist.
+        shardings: see `restore`.
+        checkpoint: see `restore`.
+        alive: the devices, or their ids, whose memory is still there; by default those of the
+            processes that take part, of devices that do not exist all.
+
+    Returns:
+        The plan; ``plan.lost`` names the boxes that nobody has, for which `restore` would raise.
+
+    Raises:
+        CheckpointError, TreeError, ShardingError: see `restore`.
+
+    >>> import meshard
+    >>> from meshard.testing import virtual_devices
+    >>> devices = virtual_devices(4, devices_per_process=1)
+    >>> rows, fewer = (
+    ...     meshard.NamedSharding(meshard.Mesh(some, ("x",)), meshard.P("x"), uneven="balanced")
+    ...     for some in (devices, devices[:3])
+    ... )
+    >>> w = meshard.ShapeDtypeStruct((12,), "float32", sharding=rows)
+    >>> plan = plan_restore({"w": w}, fewer, alive=devices[:3])
+    >>> plan.lost, plan.bytes_moved
+    ({'w': (Box(starts=(9,), stops=(12,)),)}, 12)
+    """
+    what = "elastic.plan_restore"
+    kept = kept_tree(tree)
+    with checkpoint_of(checkpoint, what) as files:
+        return _Restoring(kept, shardings, files, what).plan(alive)
+
+
+def restore(
+    tree: Any,
+    shardings: Any,
+    checkpoint: str | Path | None = None,
+    *,
+    max_bytes: int | None = None,
+) -> Any:
+    """Bring a tree to devices of the processes that take part, complete again.
+
+    All of them call this together. Boxes come from where they are cheapest: from the arrays' own
+    devices, from copies that were kept on purpose, and from a checkpoint, of which only the boxes
+    are read that nobody has in memory. Those who hold the same boxes share the sending evenly.
+    What a process holds already does not move.
+
+    Args:
+        tree: a tree of arrays; other leaves are returned as they are.
+        shardings: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
+            the tree. It needs no entry for numbers and strings.
+        checkpoint: the folder of a checkpoint of the same tree, or of a run's steps, of which the
+            newest is taken. It should be of the same step as the tree: what it holds is not
+            compared with what is in memory.
+        max_bytes: the most bytes in flight from and to one process at once; None for no limit.
+
+    Returns:
+        The tree, with committed arrays.
+
+    Raises:
+        DataLoss: if nobody has some boxes; ``by_name`` lists them by the name of the array. Nothing
+            has moved then.
+        CheckpointError: if the checkpoint is that of another tree; nothing was read then.
+        TreeError: if ``shardings`` is not a prefix of the tree.
+        ShardingError: if an array cannot be laid out as asked, or not on these devices.
+        DeletedArrayError: if an array was deleted.
+
+    >>> import meshard
+    >>> x = meshard.device_put(meshard.numpy.arange(4), meshard.devices()[0])
+    >>> restore({"x": x, "step": 3}, meshard.devices()[0])["step"]
+    3
+    """
+    what = "elastic.restore"
+    window, world = checked_window(max_bytes, what), here()
+    kept = kept_tree(tree)
+    with checkpoint_of(checkpoint, what) as files:
+        return _Restoring(kept, shardings, files, what).run(world, window)
+
+
+@final
+class _Restoring:
+    """One restore: what is left, where it goes, and what a checkpoint holds."""
+
+    def __init__(self, kept: KeptTree, shardings: Any, files: Catalogue | None, what: str) -> None:
+        self._kept = kept
+        self._files = files
+        self._what = what
+        tree = kept.tree
+        given = prefix_leaves(_with_values(shardings, tree), tree, what, "shardings")
+        self._targets = [as_sharding(place, what) for place in given]
+        # An array that is in two places of the tree goes to each of its layouts once.
+        self._first: dict[tuple[object, Sharding], int] = {}
+        for number, (leaf, target) in enumerate(zip(kept.leaves, self._targets, strict=True)):
+            if leaf.array is not None:
+                if target is None:
+                    raise ArgumentError(
+                        f"{what}: {leaf.name} has no sharding. Say where it is to be."
+                    )
+                self._first.setdefault((leaf.tie, target), number)
+        if files is not None:
+            arrays = {leaf.name: leaf.array for leaf in kept.leaves if leaf.array is not None}
+            check_tree(files, arrays, what)
+
+    def plan(self, alive: Collection[Any] | None = None) -> RestorePlan:
+        """Return what is to be done."""
+        owners: dict[int, int] = {}
+        wanted = []
+        for (_, target), number in self._first.items():
+            leaf = self._kept.leaves[number]
+            assert leaf.array is not None
+            assert leaf.own is not None
+            shape, dtype = leaf.array
+            owners |= leaf.process_of or {}
+            owners |= {d.id: d.process_index for d in target.device_order}
+            try:
+                layout = target.layout(shape)
+            except ShardingError as error:
+                raise type(error)(f"{self._what}: {leaf.name}: {error}") from error
+            text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
+            size = dtype.itemsize
+            wanted.append(Wanted(leaf.name, text, size, leaf.own, leaf.copies, layout))
+        if alive is not None:
+            living = frozenset(device_ids_of(alive, self._what, "alive"))
+        else:
+            living = _taking_part(here(), self._kept, owners)
+        path = None if self._files is None else self._files.path
+        several = len(set(owners.values())) > 1 or here().process_count > 1
+        return plan_arrays(wanted, living, owners, path, "process" if several else "device")
+
+    def run(self, world: RuntimeWorld, window: int | None) -> Any:
+        """Do it."""
+        for target in self._targets:
+            if target is not None:
+                check_devices_exist(world, target, self._what)
+        plan = self.plan()
+        self._check_whole(world)
+        told = f"`{self._what}` of {len(plan.arrays)} arrays"
+        agreed(world, world.processes, (self._what, plan.digest, window), told)
+        self._check(plan, world, window)
+        if world.ledgers:
+            wired(world, self._what, [_wire(a) for a in plan.arrays])
+        moves = [self._move(world, a, n) for a, n in zip(plan.arrays, self._numbers, strict=True)]
+        arrays: dict[int, Array] = {}
+        for number, found in zip(self._numbers, run_moves(world, moves, window), strict=True):
+            arrays[number] = Array(self._type(world, number), found)
+        return unflatten(self._kept.structure, self._leaves(arrays))
+
+    def _check_whole(self, world: RuntimeWorld) -> None:
+        """Refuse arrays that were made where the processes had not come equally far.
+
+        Raises:
+            DataLoss: if there are some, on any process.
+        """
+        if not world.membership:
+            return
+        meet(world, world.processes, f"`{self._what}`")
+        mine = [leaf.name for leaf in self._kept.leaves if leaf.torn]
+        told: list[Any] = world.transport.all_gather(mine, world.processes)
+        names = sorted({name for some in told for name in some})
+        if names:
+            ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
+            raise DataLoss(
+                f"{self._what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
+                f"different steps: when a process was lost, {numbered(ahead)} had already made "
+                "arrays that others had not. Restore what elastic.protect keeps, whose versions "
+                "are complete on all processes, or a checkpoint."
+            )
+
+    @property
+    def _numbers(self) -> list[int]:
+        return list(self._first.values())
+
+    def _check(self, plan: RestorePlan, world: RuntimeWorld, window: int | None) -> None:
+        """Refuse what cannot be restored, before anything is read or moved."""
+        if plan.lost:
+            shapes = {a.wanted.name: a.whole.shape for a in plan.arrays}
+            parts = [f"{n}: {loss_text(shapes[n], b)}" for n, b in list(plan.lost.items())[:8]]
+            raise DataLoss(
+                f"{self._what}: {' '.join(parts)} Nothing has moved. A checkpoint of this tree "
+                "would provide them (checkpoint=), and elastic.protect keeps copies.",
+                [box for boxes in plan.lost.values() for box in boxes],
+                plan.lost,
+            )
+        for array in plan.arrays:
+            wanted = array.wanted
+            check_window(window, len(world.processes), wanted.itemsize, wanted.name, self._what)
+
+    def _move(self, world: RuntimeWorld, array: RestoredArray, number: int) -> ArrayMove:
+        """Return what this process does for one array; what it must read of it is read now."""
+        leaf = self._kept.leaves[number]
+        assert leaf.array is not None
+        mine = [d.id for d in world.local_devices]
+        grids = [grid for grid in (leaf.own, leaf.copies) if grid is not None]
+        stocks = [Stock(g, held()) for g, held in zip(grids, leaf.blocks, strict=False)]
+        dtype = leaf.array[1]
+        if array.cells is not None:
+            assert self._files is not None
+            stocks.append(read_stock(world, self._files, array.cells, leaf.name, dtype, mine))
+        processes = dict(array.process_of) if world.process_count > 1 else None
+        source = Source(array.whole, alive=array.alive)
+        target = array.wanted.destination
+        part = assemble(target, [source], processes, world.process_index, world.sharing)
+        return ArrayMove(part, tuple(blocks_of(array.whole, stocks, mine)), dtype)
+
+    def _type(self, world: RuntimeWorld, number: int) -> Any:
+        leaf, target = self._kept.leaves[number], self._targets[number]
+        assert leaf.array is not None
+        assert target is not None
+        return world.type_of(*leaf.array, target, True)
+
+    def _leaves(self, arrays: Mapping[int, Array]) -> list[Any]:
+        found = []
+        for leaf, target in zip(self._kept.leaves, self._targets, strict=True):
+            if leaf.array is None:
+                movable = target is not None and hasattr(leaf.value, "dtype")
+                found.append(placed(leaf.value, target, what=self._what) if movable else leaf.value)
+            else:
+                assert target is not None
+                found.append(arrays[self._first[leaf.tie, target]])
+        return found
+
+
+def _with_values(given: Any, tree: Any) -> Any:
+    """Return a tree of shardings with None for the numbers and strings that it does not name."""
+    if type(given) is not dict or type(tree) is not dict:
+        return given
+    plain = (bool, int, float, str)
+    found = {k: _with_values(v, tree.get(k)) for k, v in given.items()}
+    return found | {k: None for k, v in tree.items() if k not in given and isinstance(v, plain)}
+
+
+def is_torn(world: RuntimeWorld, x: Array) -> bool:
+    """Whether an array was made where the processes had not come equally far."""
+    return any(first <= x._born <= last for first, last in world.torn)
+
+
+def _taking_part(world: RuntimeWorld, kept: KeptTree, owners: Mapping[int, int]) -> frozenset[int]:
+    """Return the devices whose memory is there: those of processes that take part."""
+    existing = {d.id for d in world.devices}
+    if not all(leaf.blocks for leaf in kept.leaves if leaf.array is not None):
+        return frozenset(owners)  # a plan for devices that do not exist
+    processes = frozenset(world.processes)
+    return frozenset([d for d, p in owners.items() if p in processes and d in existing])
+
+
+def _wire(array: RestoredArray) -> Wire:
+    def received() -> dict[int, int]:
+        size = array.wanted.itemsize
+        return {d: n * size for d, n in array.device_hop.received.as_dict().items()}
+
+    return Wire(array.wanted.text, "restore", (), received)

@@ -1,0 +1,338 @@
+"""Plans of restores, as values: what comes from where, beside the least that any plan could move.
+
+In: for each array what is still held of it, by whom, and where it is to be. Out: a `RestorePlan`.
+Every process derives the same plan from layouts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import xxhash
+
+from meshard.algebra.box import Box
+from meshard.algebra.layout import Layout
+from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.figures.simulate import Simulation, simulate_many
+from meshard.plan.figures.topology import Topology
+from meshard.plan.hops.cells import each_device
+from meshard.plan.hops.exact import total
+from meshard.plan.hops.hop import Hop, unit_map
+from meshard.plan.show.report import Table
+from meshard.resilience.copies.reading import Readers
+from meshard.resilience.copies.stocks import united
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+_ROWS = 12
+ARRAYS, COPIES, CHECKPOINT = "arrays", "copies", "checkpoint"
+KINDS = (ARRAYS, COPIES, CHECKPOINT)
+"""Where boxes come from, the cheapest first."""
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """An array that is to be brought to a layout.
+
+    Attributes:
+        name: its name in the tree.
+        text: its type, as in ``"float32[4,8]"``.
+        itemsize: bytes of an element.
+        own: what the array's own devices held, as a grid.
+        copies: what was kept on purpose, as a grid; None for nothing.
+        destination: where it is to be.
+    """
+
+    name: str
+    text: str
+    itemsize: int
+    own: Layout
+    copies: Layout | None
+    destination: Layout
+
+
+@final
+@dataclass(frozen=True)
+class RestoredArray:
+    """One array of a plan: its sources in one layout, and what they give.
+
+    Attributes:
+        wanted: the array, and where it is to be.
+        whole: all its sources that are left, as one grid.
+        columns: how many holders of each cell are the array's own devices, and how many others
+            have a copy; the rest reads it from the checkpoint.
+        cells: the cells that are read, with the device of the reader of each; None for none.
+        process_of: the process of each device that takes part.
+        unit: what sends and receives: ``"process"`` or ``"device"``.
+    """
+
+    wanted: Wanted
+    whole: Layout
+    columns: tuple[int, int]
+    cells: Layout | None
+    process_of: Mapping[int, int]
+    unit: str
+
+    @cached_property
+    def alive(self) -> frozenset[int]:
+        """The devices that hold, or read, some cell."""
+        ids = np.unique(self.whole.tensor)
+        return frozenset(ids[ids >= 0].tolist())
+
+    @cached_property
+    def hop(self) -> Hop:
+        """The exchange between processes; between devices, if there is one process only."""
+        units = unit_map(self.process_of) if self.unit == "process" else each_device
+        return Hop(self.whole, self.wanted.destination, units, alive=self.alive)
+
+    @cached_property
+    def device_hop(self) -> Hop:
+        """The exchange between devices."""
+        return Hop(self.whole, self.wanted.destination, alive=self.alive)
+
+    @cached_property
+    def kinds(self) -> Ints:
+        """For each cell where it comes from, as a number in `KINDS`."""
+        own, copies = self.columns
+        held = self.whole.tensor.reshape(self.whole.piece_count, -1) >= 0
+        found = np.full(len(held), KINDS.index(CHECKPOINT))
+        found[held[:, own : own + copies].any(axis=1)] = KINDS.index(COPIES)
+        found[held[:, :own].any(axis=1)] = KINDS.index(ARRAYS)
+        return found
+
+    @cached_property
+    def moved(self) -> dict[str, int]:
+        """The bytes that enter processes which lack them, by where they come from."""
+        wanted = self.hop.wanted
+        return {
+            kind: total(wanted[self.kinds == number]) * self.wanted.itemsize
+            for number, kind in enumerate(KINDS)
+        }
+
+    @cached_property
+    def read(self) -> dict[int, int]:
+        """The bytes that each process reads from the checkpoint."""
+        found: dict[int, int] = {}
+        if self.cells is not None:
+            for piece, reader in enumerate(self.cells.tensor.reshape(-1).tolist()):
+                if reader >= 0:
+                    process = self.process_of[reader]
+                    nbytes = self.cells.box(piece).volume * self.wanted.itemsize
+                    found[process] = found.get(process, 0) + nbytes
+        return found
+
+    @cached_property
+    def unheld(self) -> tuple[Box, ...]:
+        """The boxes that nobody has in memory."""
+        if self.cells is None:
+            return ()
+        readers = self.cells.tensor.reshape(-1).tolist()
+        return tuple([self.cells.box(i) for i, reader in enumerate(readers) if reader >= 0])
+
+    @cached_property
+    def lost_bytes(self) -> int:
+        """The bytes that the array has lost: those that none of its own devices holds."""
+        volumes = self.hop.volumes[0]
+        return total(volumes[self.kinds != KINDS.index(ARRAYS)]) * self.wanted.itemsize
+
+    @property
+    def needed(self) -> int:
+        """The bytes that all processes together are to hold."""
+        _, cell, _ = self.hop.after.held
+        return total(self.hop.volumes[1][cell]) * self.wanted.itemsize
+
+
+@final
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore will do; it prints as a table.
+
+    Attributes:
+        arrays: each array with its sources.
+        checkpoint: the checkpoint that boxes are read from; None if none was given.
+        unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
+    """
+
+    arrays: tuple[RestoredArray, ...]
+    checkpoint: str | None = None
+    unit: str = "process"
+
+    @cached_property
+    def lost(self) -> dict[str, tuple[Box, ...]]:
+        """The boxes that nobody has, by the name of the array; empty if all can be restored."""
+        if self.checkpoint is not None:
+            return {}
+        return {a.wanted.name: a.unheld for a in self.arrays if a.unheld}
+
+    @cached_property
+    def moved(self) -> dict[str, int]:
+        """The bytes that move, by where they come from: arrays, copies, checkpoint."""
+        return {kind: sum(a.moved[kind] for a in self.arrays) for kind in KINDS}
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """Bytes that pass between processes."""
+        return sum(a.hop.moved * a.wanted.itemsize for a in self.arrays)
+
+    @cached_property
+    def bound(self) -> int:
+        """The least bytes that must enter processes which lack them; stored bytes are read once."""
+        return sum(a.hop.received.total * a.wanted.itemsize for a in self.arrays)
+
+    @cached_property
+    def bytes_lost(self) -> int:
+        """Bytes that the arrays have lost, replicas not counted."""
+        return sum(a.lost_bytes for a in self.arrays)
+
+    @cached_property
+    def bytes_read(self) -> int:
+        """Bytes that are read from the checkpoint, each once."""
+        return sum(self.read.values())
+
+    @cached_property
+    def read(self) -> dict[int, int]:
+        """The bytes that each process reads."""
+        return _added([a.read for a in self.arrays])
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """The bytes that each process sends."""
+        counts = [(a.hop.sent.as_dict(), a.wanted.itemsize) for a in self.arrays]
+        return _added([{u: n * size for u, n in found.items()} for found, size in counts])
+
+    @property
+    def largest_sender_bytes(self) -> int:
+        """The most bytes that one process sends."""
+        return max(self.sent.values(), default=0)
+
+    @property
+    def balance(self) -> float:
+        """What the largest sender sends, divided by the mean of all that hold something."""
+        sent = self.sent
+        return self.largest_sender_bytes * len(sent) / self.bytes_moved if self.bytes_moved else 1.0
+
+    @property
+    def digest(self) -> str:
+        """A short text that stands for the plan: the same on all processes."""
+        told = [
+            (a.wanted.name, a.wanted.text, a.whole.tensor.tobytes(), a.whole.cuts, a.columns)
+            for a in self.arrays
+        ]
+        ends = [_told(a.wanted.destination) for a in self.arrays]
+        return xxhash.xxh3_64_hexdigest(repr((told, ends, self.checkpoint is None)).encode())
+
+    def simulate(self, topology: Topology | str) -> Simulation:
+        """Return the time and the traffic of each level that a topology predicts.
+
+        Args:
+            topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``.
+
+        Raises:
+            ArgumentError: if there is no such topology, or a device has no place in it.
+        """
+        moves = [(a.device_hop, a.wanted.itemsize, 1) for a in self.arrays]
+        return simulate_many(moves, topology)
+
+    def __str__(self) -> str:
+        arrays = count_text(len(self.arrays), "array")
+        least = self.bytes_moved / self.bound if self.bound else 1.0
+        head = [
+            f"Restore {arrays}, {bytes_text(sum(a.needed for a in self.arrays))} in all "
+            f"{self.unit}es"
+            if self.unit == "process"
+            else f"Restore {arrays}",
+            f"  lost     {bytes_text(self.bytes_lost)} that the arrays' own devices do not hold",
+            f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible: "
+            + ", ".join([f"{bytes_text(n)} from {kind}" for kind, n in self.moved.items() if n]),
+            f"  sent     at most {bytes_text(self.largest_sender_bytes)} by one {self.unit}, "
+            f"{self.balance:.2f} x the mean",
+        ]
+        if self.checkpoint is not None:
+            head.append(f"  read     {bytes_text(self.bytes_read)} of {self.checkpoint}")
+        for name, boxes in list(self.lost.items())[:_ROWS]:
+            shown = ", ".join(map(str, boxes[:4])) + (", …" if len(boxes) > 4 else "")
+            head.append(f"  nobody has {name} {shown}")
+        return "\n".join([*head, "", self._table().text()])
+
+    def _table(self) -> Table:
+        order = sorted(self.arrays, key=lambda a: -a.needed)
+        rows = []
+        for a in order[:_ROWS]:
+            kept = a.needed - a.hop.moved * a.wanted.itemsize
+            figures = (kept, a.moved[ARRAYS], a.moved[COPIES], a.moved[CHECKPOINT])
+            read = sum(a.read.values()) if self.checkpoint is not None else 0
+            rows.append((a.wanted.name, a.wanted.text, *[f"{n:,}" for n in (*figures, read)]))
+        more = len(order) - len(rows)
+        notes = [f"and {more:,} smaller arrays"] if more > 0 else []
+        head = ("array", "type", "in place", "from arrays", "from copies", "passed on", "read")
+        return Table(head, rows, "<<>>>>>", notes)
+
+
+def _told(layout: Layout) -> object:
+    if layout.regular:
+        return layout.cuts, layout.tensor.tobytes()
+    return [(b, layout.holders(i)) for i, b in enumerate(layout.boxes)]
+
+
+def _added(counts: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for each in counts:
+        for unit, n in each.items():
+            found[unit] = found.get(unit, 0) + n
+    return dict(sorted(found.items()))
+
+
+def plan_arrays(
+    wanted: Sequence[Wanted],
+    alive: frozenset[int],
+    process_of: Mapping[int, int],
+    checkpoint: str | None,
+    unit: str,
+) -> RestorePlan:
+    """Return what brings arrays to where they are wanted.
+
+    Args:
+        wanted: the arrays.
+        alive: the devices whose memory is still there.
+        process_of: the process of each device that is alive, or that is to hold something.
+        checkpoint: where the boxes are read from that nobody has in memory; None if there is none.
+        unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
+    """
+    readers, ids = Readers(process_of), np.array(sorted(alive), np.int64)
+    found = []
+    for one in wanted:
+        whole, columns, cells = _sources(one, ids, readers)
+        there = np.unique(whole.tensor).tolist()
+        used = {d for d in there if d >= 0} | one.destination.device_ids
+        owners = {d: process_of[d] for d in sorted(used)}
+        found.append(RestoredArray(one, whole, columns, cells, owners, unit))
+    return RestorePlan(tuple(found), checkpoint, unit)
+
+
+def _sources(
+    wanted: Wanted, alive: Ints, readers: Readers
+) -> tuple[Layout, tuple[int, int], Layout | None]:
+    """Return an array's sources as one grid, their columns, and the cells that are read."""
+    parts = [_left(wanted.own, alive)]
+    if wanted.copies is not None:
+        parts.append(_left(wanted.copies, alive))
+    whole = united(parts)
+    cells = readers.cells(whole, wanted.destination, wanted.itemsize)
+    if cells is not None:
+        whole = united([*parts, cells])
+    counts = [int(part.tensor.shape[-1]) for part in parts]
+    return whole, (counts[0], sum(counts[1:])), cells
+
+
+def _left(layout: Layout, alive: Ints) -> Layout:
+    """Return what is left of a grid: -1 for the devices that are gone."""
+    tensor = np.where(np.isin(layout.tensor, alive), layout.tensor, -1)
+    return Layout(layout.shape, layout.points, tensor)
