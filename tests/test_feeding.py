@@ -33,7 +33,7 @@ from meshard.resilience.feeding.changes import applied, changed, decoded, encode
 from meshard.resilience.feeding.stage import Opened, Stages
 from meshard.runtime.settings import RENDEZVOUS
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import simulate
+from meshard.testing import die, simulate
 from tests.worlds import alone
 
 LIMIT = 20.0
@@ -203,6 +203,53 @@ class TestJobs:
                     check(feed.tree[name], x)
 
         alone(body, 4)
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("dead", [0, 1])
+    def test_a_publisher_loses_a_process(self, dead) -> None:
+        """The living raise the same error; what was served stays, and they publish again."""
+
+        def tree(version: int) -> dict[str, Any]:
+            whole = NamedSharding(elastic.mesh("i"), P())
+            return {"w": meshard.device_put(np.full(1000, version), whole)}
+
+        def publishing() -> Any:
+            with elastic.publish("p", tree(1)) as publisher:
+                publisher.wait(timeout=LIMIT)
+                if meshard.process_index() == dead:
+                    die()
+                with pytest.raises(elastic.ProcessLostError) as caught:
+                    publisher.publish(tree(2))
+                assert publisher.version == 1
+                elastic.recover()
+                assert publisher.publish(tree(3)) == 2
+                publisher.wait(2, timeout=LIMIT)
+                return caught.value.processes, str(caught.value)
+
+        told: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: told.extend(simulate(3, 1, publishing, deadline=LIMIT))
+        )
+        thread.start()
+
+        def taking() -> None:
+            with elastic.subscribe("p", timeout=LIMIT) as feed:
+                for _ in range(100):
+                    try:
+                        feed.wait(2, timeout=LIMIT)
+                        break
+                    except TransportError:
+                        assert np.asarray(feed.tree["w"])[-1] == 1
+                        time.sleep(0.05)
+                assert (feed.version, np.asarray(feed.tree["w"])[-1]) == (2, 3)
+
+        simulate(2, 1, taking, deadline=LIMIT)
+        thread.join()
+        living = [found for found in told if found is not None]
+        assert len(living) == 2
+        assert len(set(living)) == 1
+        assert living[0][0] == (dead,)
 
 
 class TestReaders:
