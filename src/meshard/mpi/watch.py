@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 
 import numpy as np
 from mpi4py import MPI
@@ -26,7 +26,7 @@ from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
-from meshard.runtime.processes.watchdog import ENDED, Watchdog
+from meshard.runtime.processes.watchdog import ENDED, Closed, Watchdog
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of
 from meshard.runtime.settings import STOPPED
 
@@ -46,7 +46,7 @@ Show = Callable[[], None]
 
 
 @final
-class MpiSideChannel:
+class MpiSideChannel(Closed):
     """The side channel between the processes of a communicator.
 
     Args:
@@ -139,6 +139,13 @@ def _done(request: MPI.Request) -> bool:
         return True
 
 
+class Flushed(Protocol):
+    """A side channel that can be waited for."""
+
+    def flush(self, seconds: float) -> None:
+        """Give letters in flight some time to leave."""
+
+
 @final
 class ProcessExit:
     """How this process ends, and what the others learn about it.
@@ -153,7 +160,7 @@ class ProcessExit:
     def __init__(
         self,
         watchdog: Watchdog,
-        channel: MpiSideChannel,
+        channel: Flushed,
         abort: Callable[[], NoReturn],
         keeper: KeeperLine,
     ) -> None:

@@ -16,6 +16,7 @@ from meshard.errors import ProcessLostError
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
+from meshard.runtime.processes.facts import Facts, united
 from meshard.runtime.processes.membership import Decision
 from meshard.runtime.processes.watchdog import Loss, Watchdog
 from meshard.runtime.world import RuntimeWorld, here
@@ -79,6 +80,8 @@ class _Told:
     members: tuple[int, ...]
     over: frozenset[int]
     saves: int
+    known: tuple[Facts, ...]
+    sharing: tuple[int, ...] | None
     unfinished: Mapping[Members, int]
     versions: tuple[Any, ...]
 
@@ -120,13 +123,18 @@ def recover(timeout: float | None = None) -> Recovery:
 
 
 def change(
-    world: RuntimeWorld, *, joining: Iterable[int] = (), timeout: float | None = None
+    world: RuntimeWorld,
+    *,
+    joining: Iterable[int] = (),
+    newcomers: Iterable[Facts] = (),
+    timeout: float | None = None,
 ) -> Recovery:
     """Decide with all that live who takes part, and go on with them.
 
     Args:
         world: this process's world.
         joining: processes that wait to take part.
+        newcomers: those that wait, and that the job was not started with.
         timeout: seconds that it waits for the others.
 
     Raises:
@@ -139,7 +147,8 @@ def change(
     before = world.processes
     losses: list[Loss] = []
     while True:
-        decision = watchdog.membership.decide(told_by(world, watchdog), deadline, joining)
+        mine = told_by(world, watchdog)
+        decision = watchdog.membership.decide(mine, deadline, joining, newcomers)
         losses += _losses(decision)
         try:
             take(world, watchdog, decision)
@@ -158,6 +167,8 @@ def told_by(world: RuntimeWorld, watchdog: Watchdog) -> _Told:
         members,
         watchdog.over,
         world.saves,
+        tuple(world.known.values()),
+        world.transport.hosts,
         watchdog.unfinished(),
         (),
     )
@@ -177,6 +188,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     _mark_torn(world, watchdog, decision)
     watchdog.renew({p for told in everything for p in (*told.members, *told.over)})
     watchdog.agreement.renew(1 + max(told.epoch for told in everything))
+    _learn(world, watchdog, decision)
     world.take_part(members)
     world.membership = decision.number
     world.saves = max(told.saves for told in everything)
@@ -184,6 +196,22 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
         meet(world, members, "`recover`")
         world.transport.renew(members)
         world.transport.barrier(members)
+
+
+def _learn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
+    """Learn about the processes that have come from outside, or as one of them about the others."""
+    told = decision.payloads.values()
+    new = [facts for facts in decision.newcomers if facts.index in decision.members]
+    known = united([*[facts for one in told for facts in one.known], *new])
+    if not known:
+        return
+    world.learn(known)
+    watchdog.learn(known)
+    transport = world.transport
+    hosts = next((one.sharing for one in told if one.members and one.sharing is not None), None)
+    if hosts is not None:  # those that came later share memory with nobody
+        later = range(len(hosts), world.process_count)
+        transport.hosts = (*hosts, *[-1 - p for p in later])
 
 
 def _mark_torn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from meshard.errors import ProcessLostError
 from meshard.resilience.joining.recover import Recovery, change, take, told_by
 from meshard.runtime.agree import meet
+from meshard.runtime.processes.facts import Facts
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -132,29 +133,33 @@ def grow() -> Recovery:
         _join(world, watchdog)
     while watchdog.may_grow():
         try:
-            joining = _waiting(world, watchdog)
+            joining, newcomers = _waiting(world, watchdog)
         except ProcessLostError:
             change(world)
             lost = True
             continue
-        if not joining:
+        if not joining and not newcomers:
             break
-        change(world, joining=joining)
+        change(world, joining=joining, newcomers=newcomers)
     now, seconds = world.processes, time.monotonic() - begun
     gone = tuple([p for p in before if p not in now]) if lost else ()
     new = tuple([p for p in now if p not in before])
     return Recovery(gone, new, now, None, None, None, seconds)
 
 
-def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> set[int]:
-    """Return the processes that wait, as far as any that takes part has heard of them."""
-    mine = watchdog.waiting()
+def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> tuple[set[int], set[Facts]]:
+    """Return the processes that wait, as far as any that takes part has heard of them.
+
+    Returns:
+        The spares, and facts of those that the job was not started with.
+    """
+    mine = watchdog.waiting(), set(watchdog.callers())
     members = world.processes
     if len(members) == 1:
         return mine
     meet(world, members, "`grow`")
-    told: list[set[int]] = world.transport.all_gather(mine, members)  # type: ignore[assignment]
-    return set().union(*told)
+    told: list[Any] = world.transport.all_gather(mine, members)
+    return set().union(*[spares for spares, _ in told]), set().union(*[new for _, new in told])
 
 
 def _join(world: RuntimeWorld, watchdog: Watchdog) -> None:
