@@ -24,6 +24,7 @@ from meshard.runtime.lines.connecting import connect
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
 from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import SideChannel
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of, whereabouts
 from meshard.runtime.settings import STOPPED, Table
@@ -38,7 +39,13 @@ def entry_name(job: str) -> str:
 
 
 class Inner(SideChannel, Protocol):
-    """The side channel between the first processes."""
+    """The side channel between the first processes.
+
+    Attributes:
+        keeper: the line to the `meshard run` that has started the job.
+    """
+
+    keeper: KeeperLine
 
     def flush(self, seconds: float) -> None:
         """Give letters in flight some time to leave."""
@@ -80,6 +87,7 @@ class OpenChannel:
         self._index = index
         self._first = first
         self._inner = inner
+        self.keeper = KeeperLine() if inner is None else inner.keeper
         self._lines: dict[int, Line] = {}
         self._later: dict[int, list[bytes]] = {}
         self._callers: dict[int, _Caller] = {}
@@ -260,7 +268,6 @@ class OpenChannel:
             self.porter.addresses,
             self.porter.token,
             {"members": json.loads(json.dumps(where))},  # as it will be read
-            heir=True,
         )
 
     def close(self) -> None:

@@ -33,7 +33,6 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
-from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
@@ -166,6 +165,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         )
     transport.settle(table)
     side.know([place for *_, place in told])
+    side.hold(lambda value: transport.all_gather(value, everybody))
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
@@ -189,7 +189,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
     open_job(world, transport)
-    _watch(mpi, transport, KeeperLine(), ours)
+    _watch(mpi, transport, ours)
     return world
 
 
@@ -203,7 +203,7 @@ def _from_outside(name: str, size: int | None, devices: int) -> RuntimeWorld:
         raise ConfigError(
             f"This process was started by mpiexec, and {JOIN.variable} says that it joins the job "
             f"{name!r}: it can belong to one job only. Start it without mpiexec, as in `meshard "
-            f"join {name} script.py`."
+            f"run -n 1 --join {name} script.py`."
         )
     with contextlib.suppress(ImportError):
         import mpi4py
@@ -229,29 +229,29 @@ def _begun(world: RuntimeWorld, transport: JobTransport) -> RuntimeWorld:
     """Return the world of a process that needs no MPI, once its end is taken care of."""
     with entered(world):
         check_default_device()
-    _watch(None, transport, KeeperLine(), ours=False)
+    _watch(None, transport, ours=False)
     return world
 
 
-def _watch(mpi: Any, transport: JobTransport, keeper: KeeperLine, ours: bool) -> None:
+def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
     """Install the handlers for the end of this process, in any way.
 
     Args:
         mpi: mpi4py's MPI; None if this process does without.
         transport: how it reaches the others.
-        keeper: the line to the `meshard run` that has started the job.
         ours: whether MPI was started here, and so is to be ended here.
     """
     from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
+        transport.channel.close()
         if mpi is None or transport.watchdog.any_died():
             # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
             _flush()
             os._exit(1)
         _abort(mpi)
 
-    ending = ProcessExit(transport.watchdog, transport.channel, abort, keeper)
+    ending = ProcessExit(transport.watchdog, transport.channel, abort)
     end_on_error(ending)
     speak_when_ended(transport.watchdog)
 

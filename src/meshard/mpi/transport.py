@@ -237,7 +237,7 @@ class JobTransport:
         """
         near = self._near
         if near is not None:
-            near.renew(members)
+            near.forget(self.watchdog.over)
             self._one_host = all(p in near for p in members if p != self.index)
         jobs: list[Job] = []
         for way in self._beyond:

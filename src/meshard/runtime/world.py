@@ -50,6 +50,8 @@ class RuntimeWorld(World, Remembering):
         programs: the traced and lowered programs of each jitted function, while it lives.
         membership: how often those who take part have changed.
         resumed: the membership under which the last block of work has ended well.
+        started_count: how many processes were started together.
+        wanted_count: how many processes are to take part, as long as there are spares.
         spare: whether this process was started to join the others later.
         everything: the devices of all processes, also of those that do not take part.
         known: the facts of all processes, if others can join that the job was not started with.
@@ -70,7 +72,9 @@ class RuntimeWorld(World, Remembering):
         self.known: Mapping[int, Facts] = {}
         self.membership = self.resumed = 0
         self.protected: dict[str, Any] = {}
-        first = range(process_count - spares)
+        self.started_count = process_count
+        self.wanted_count = process_count - spares
+        first = range(self.wanted_count)
         self.spare = process_index not in first
         self.transport = transport
         watchdog = transport.watchdog

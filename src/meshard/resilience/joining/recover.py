@@ -13,6 +13,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import number_of
 from meshard.errors import ProcessLostError
+from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
@@ -82,6 +83,7 @@ class _Told:
     saves: int
     known: tuple[Facts, ...]
     sharing: tuple[int, ...] | None
+    counts: tuple[int, int]
     unfinished: Mapping[Members, int]
     versions: tuple[Any, ...]
 
@@ -169,8 +171,9 @@ def told_by(world: RuntimeWorld, watchdog: Watchdog) -> _Told:
         world.saves,
         tuple(world.known.values()),
         world.transport.hosts,
+        (world.started_count, world.wanted_count),
         watchdog.unfinished(),
-        (),
+        held_versions(world) if members else (),
     )
 
 
@@ -192,6 +195,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     world.take_part(members)
     world.membership = decision.number
     world.saves = max(told.saves for told in everything)
+    settle(world, newest_common([told.versions for told in everything]))
     if len(members) > 1:
         meet(world, members, "`recover`")
         world.transport.renew(members)
@@ -208,7 +212,9 @@ def _learn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     world.learn(known)
     watchdog.learn(known)
     transport = world.transport
-    hosts = next((one.sharing for one in told if one.members and one.sharing is not None), None)
+    one = next(one for one in told if one.members)
+    world.started_count, world.wanted_count = one.counts
+    hosts = one.sharing
     if hosts is not None:  # those that came later share memory with nobody
         later = range(len(hosts), world.process_count)
         transport.hosts = (*hosts, *[-1 - p for p in later])

@@ -178,18 +178,16 @@ class Rendezvous:
         addresses: tuple[Address, ...],
         token: bytes,
         about: Mapping[str, Any] | None = None,
-        *,
-        heir: bool = False,
     ) -> Announcement:
         """Have a name stand for this process, until the announcement is withdrawn.
+
+        A name that another process has announced with the same token passes to this one.
 
         Args:
             name: the name.
             addresses: where this process listens.
             token: the secret for connecting.
             about: what the process says of itself; values that JSON can hold.
-            heir: whether an entry that has the same token is replaced, also one of a process that
-                may live.
 
         Raises:
             ArgumentError: if a living process has announced the name, or it cannot be one.
@@ -201,7 +199,7 @@ class Rendezvous:
         )
         with self._alone():
             found = self.find(name)
-            if found is not None and not (heir and found.token == token):
+            if found is not None and found.token != token:
                 raise ArgumentError(
                     f"The name {name!r} is taken: {found.told} announced it "
                     f"{_ago(found.since)} and {_life(found)}. End that process or choose another "

@@ -190,18 +190,18 @@ class Exchange:
             if place is not None:
                 self._copies.append(partial(copy_cast, place, view))
                 continue
-            once = _once(region, view)
+            once = unique_view(region, view)
             if once.dtype != wired:
                 once = np.empty(once.shape, wired)
-                copy_cast(once, _once(region, view))
+                copy_cast(once, unique_view(region, view))
             self._sends.setdefault(taker, []).append(once)
 
     def _receive(self, giver: int, region: Term, place: Block, wired: np.dtype[np.generic]) -> None:
         """Receive a region: in its place, or beside it if it is cast or has repeated elements."""
-        arriving = _once(region, place)
+        arriving = unique_view(region, place)
         if arriving is not place or wired != place.dtype:
             arriving = np.empty(arriving.shape, wired)
-            shown = _again(region, arriving)
+            shown = repeated_view(region, arriving)
             self._arrived.append(partial(copy_cast, place, shown))
         self._receives.setdefault(giver, []).append(arriving)
 
@@ -220,7 +220,7 @@ class Exchange:
         self._world.workers.run(self._arrived)
 
 
-def _once(region: Term, view: Block) -> Block:
+def unique_view(region: Term, view: Block) -> Block:
     """Return the view of a region without the directions in which one element is repeated."""
     if all(s.source is not None for s in region.strides):
         return view
@@ -228,7 +228,7 @@ def _once(region: Term, view: Block) -> Block:
     return once
 
 
-def _again(region: Term, once: Block) -> Block:
+def repeated_view(region: Term, once: Block) -> Block:
     """Return a block that has a region's elements once in a shape that spreads to all of it."""
     if all(s.source is not None for s in region.strides):
         return once

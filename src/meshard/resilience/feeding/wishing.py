@@ -1,0 +1,210 @@
+"""Wishing: what a job that takes makes of an offer.
+
+In: an offer, shardings, a map, a dtype. Out: the results with their types, what is asked of the
+givers, and the tree that the results are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import instance_of
+from meshard.errors import ArgumentError, ShardingError, TreeError
+from meshard.resilience.feeding.offer import Offer, Wish, check_same_tree, offered_structs, some
+from meshard.runtime.moving.make import prefix_leaves
+from meshard.runtime.moving.place import as_sharding, check_devices_exist, dtype_of, home
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.world import RuntimeWorld
+from meshard.weights.checkpoint.sources import made_of, spread
+from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.native.structure import leaf_values, named, rebuilt
+from meshard.weights.transfer.mapped import Result
+
+_SLAB = 1 << 20
+_BUCKET = 1 << 22
+_LEAST = 64
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller of `subscribe` asks for; see there."""
+
+    shardings: Any
+    map: KeyMap | None
+    dtype: np.dtype[Any] | None
+    like: Any
+    max_bytes: int | None
+
+    @classmethod
+    def checked(
+        cls, shardings: Any, map_: Any, dtype: Any, like: Any, max_bytes: int | None
+    ) -> Wanted:
+        """Return it, checked as far as it can be without the offer."""
+        what = "elastic.subscribe"
+        if map_ is not None:
+            instance_of(map_, KeyMap, what, "map")
+        wanted = None if dtype is None else dtype_of(dtype, what)
+        return cls(shardings, map_, wanted, like, max_bytes)
+
+    @property
+    def key(self) -> str:
+        """What becomes of the tensors, as far as others can compare it."""
+        return repr((None if self.map is None else str(self.map), str(self.dtype)))
+
+    @property
+    def as_they_are(self) -> Wanted:
+        """The same for an offer of a job that has made the results already."""
+        return Wanted(self.shardings, None, None, self.like, self.max_bytes)
+
+
+@final
+class Fitting:
+    """What a job wants of one offer.
+
+    Args:
+        world: this process's world.
+        offer: what there is.
+        structure: the tree of the offer, as JSON.
+        wanted: what is wanted.
+
+    Attributes:
+        offer: the offer.
+        recipes: how the results are made.
+        results: the results, with their types.
+        tied: other names of results.
+        wish: what is asked of the givers.
+        bucket: the most bytes from one giver at once.
+
+    Raises:
+        TreeError: if the shardings, or ``like``, are those of another tree.
+        KeyMapError: if the map does not fit.
+        ShardingError: if a tensor cannot be laid out as asked.
+        ArgumentError: if ``max_bytes`` is too small.
+    """
+
+    def __init__(self, world: RuntimeWorld, offer: Offer, structure: Any, wanted: Wanted) -> None:
+        self._what = what = "elastic.subscribe"
+        self._wanted = wanted
+        self.offer = offer
+        made = made_of(offer.tensors, offer.tied, wanted.map, wanted.dtype, what)
+        self.recipes, self.tied, self._flat = made.recipes, made.tied, made.mapped is not None
+        if wanted.like is not None:
+            self._check_like(wanted.like)
+        shardings = self._shardings(world, structure)
+        made.check(shardings)
+        self.results = []
+        for name, recipe in made.recipes.items():
+            try:
+                type_ = world.type_of(recipe.shape, recipe.dtype, shardings[name], True)
+            except ShardingError as error:
+                raise type(error)(f"{what}: tensor {name!r}: {error}") from error
+            self.results.append(Result(name, recipe, type_))
+        givers = max(1, len(offer.processes))
+        self.bucket = _BUCKET
+        if wanted.max_bytes is not None:
+            self.bucket = min(_BUCKET, wanted.max_bytes // (2 * givers))
+            if self.bucket < _LEAST:
+                raise ArgumentError(
+                    f"{what}: max_bytes={wanted.max_bytes} allows {self.bucket} bytes at a time "
+                    f"from each of {givers} processes. Give at least {2 * givers * _LEAST}."
+                )
+        pieces = {result.name: result.pieces for result in self.results}
+        self.wish = Wish(wanted.map, wanted.dtype, pieces, min(_SLAB, self.bucket))
+
+    def _check_like(self, like: Any) -> None:
+        """Refuse an offer whose tensors differ from those of a tree."""
+        tree = named(like, self._what)
+        expected = offered_structs(tree.arrays)
+        found = offered_structs(self.recipes)
+        check_same_tree(expected, found, self._what, ("like=", "what is published"))
+
+    def _shardings(self, world: RuntimeWorld, structure: Any) -> dict[str, Sharding]:
+        """Return how each result is to be laid out."""
+        given, what = self._wanted.shardings, self._what
+        names = self._names
+        if callable(given) and not isinstance(given, Sharding):
+            structs = {n: self.recipes[self.tied.get(n, n)] for n in names}
+            found = {n: given(n, ShapeDtypeStruct(r.shape, r.dtype)) for n, r in structs.items()}
+        else:
+            if isinstance(given, Mapping) and self._is_flat(structure):
+                self._check_names(given)
+            found = self._by_prefix(given, structure)
+        usual = home(world) if world.process_count == 1 else spread(world)
+        places: dict[str, Sharding] = {}
+        for name in self.recipes:
+            place = as_sharding(found.get(name), f"{what}: tensor {name!r}") or usual
+            check_devices_exist(world, place, what)
+            places[name] = place
+        return places
+
+    def _check_names(self, given: Mapping[Any, Any]) -> None:
+        """Refuse shardings by name that are not those of the tensors."""
+        unknown = [n for n in given if n not in self._names]
+        missing = [n for n in self._names if n not in given]
+        if unknown or missing:
+            told = f"a sharding for {some(unknown)}, which is not in the tree that is published"
+            if not unknown:
+                told = f"no sharding for {some(missing)}"
+            raise TreeError(
+                f"{self._what}: shardings has {told}. The tensors are {some(self._names)}."
+            )
+
+    def _is_flat(self, structure: Any) -> bool:
+        return self._flat or structure == {"flat": True}
+
+    def _by_prefix(self, given: Any, structure: Any) -> dict[str, Any]:
+        """Return the sharding of each name, of a tree of shardings that is a prefix of theirs."""
+        tree = _without_values(given, self._tree(structure, {n: _Name(n) for n in self._names}))
+        _, leaves, _ = flatten_with_accessors(tree)
+        prefixes = prefix_leaves(given, tree, self._what, "shardings")
+        return {
+            leaf.text: sharding
+            for leaf, sharding in zip(leaves, prefixes, strict=True)
+            if isinstance(leaf, _Name)
+        }
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self.recipes, *self.tied]
+
+    def tree(self, structure: Any, arrays: Mapping[str, Any]) -> Any:
+        """Return the tree that arrays are, with the numbers and strings of a structure."""
+        return self._tree(structure, {**arrays, **{a: arrays[n] for a, n in self.tied.items()}})
+
+    def _tree(self, structure: Any, leaves: Mapping[str, Any]) -> Any:
+        if self._flat:
+            return dict(leaves)
+        if self._wanted.like is not None:
+            accessors, _, treedef = flatten_with_accessors(self._wanted.like, none_is_leaf=False)
+            names = [".".join(map(str, a.path)) if a.path else "x" for a in accessors]
+            values = leaf_values(structure)
+            return unflatten(treedef, [leaves[n] if n in leaves else values[n] for n in names])
+        find: Callable[[str], Any] = leaves.__getitem__
+        return rebuilt(structure, find, sorted(leaves), self._what)
+
+
+@final
+class _Name:
+    """Stands for an array in a tree that is matched with one of shardings."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _without_values(given: Any, tree: Any) -> Any:
+    """Return a tree without the numbers and strings for which a dict of shardings has no key."""
+    if type(given) is not dict or type(tree) is not dict:
+        return tree
+    plain = (bool, int, float, str)
+    return {
+        key: _without_values(given.get(key), node)
+        for key, node in tree.items()
+        if key in given or not isinstance(node, plain)
+    }
