@@ -27,7 +27,7 @@ from meshard.resilience.feeding.regions import FeedPlan
 from meshard.resilience.feeding.serve import NOTHING, Ask, Members, Named, Server, Version
 from meshard.resilience.feeding.stage import Stages
 from meshard.resilience.feeding.together import first, together
-from meshard.resilience.feeding.wishing import Fitting, Wanted
+from meshard.resilience.feeding.wishing import FLAT, Fitting, Wanted
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
@@ -40,7 +40,6 @@ _WHAT = "elastic.subscribe"
 _ROUND = 0.5
 _TRIES = 50
 _CONNECTING = 10.0
-_FLAT = {"flat": True}
 
 
 def subscribe(
@@ -463,7 +462,7 @@ class Feed:
         version = None
         if self._server is not None:
             offer, sources = offered(arrays, fitting.tied)
-            structure = _FLAT if self._wanted.map is not None else news.structure
+            structure = FLAT if self._wanted.map is not None else news.structure
             version = Version(
                 news.number, news.origin, offer, structure, sources, self._members, news.since
             )
