@@ -1,7 +1,7 @@
 """Weights from a training job to a serving one: bytes, seconds, pauses, reads, kills.
 
     python -m bench.publish                        two jobs by mpiexec: 4 trainers, 2 servers
-    python -m bench.publish --torch PYTHON         and gather and broadcast over gloo, by that Python
+    python -m bench.publish --torch PYTHON         and over gloo in the same run, by that Python
     python -m bench.publish --kills 50             either side killed in the middle, and again
 
 The trainers hold float32 rows, as FSDP has them; the servers bfloat16 parts, as tensor parallelism

@@ -24,18 +24,8 @@ from meshard.runtime.world import here
 def lose(*processes: int) -> bool:
     """Go on without some processes; return whether this one does."""
     world = here()
-    take_part(p for p in world.processes if p not in processes)
+    world.take_part([p for p in world.processes if p not in processes])
     return world.process_index in world.processes
-
-
-def take_part(processes: Collection[int]) -> None:
-    """Let a world be one of some processes."""
-    world = here()
-    world.processes = tuple(sorted(processes))
-    world.devices = tuple([d for d in world.devices if d.process_index in world.processes])
-    world.device_set = frozenset(world.devices)
-    world.known_shardings.clear()
-    world.forget()
 
 
 def random_sharding(

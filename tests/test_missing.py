@@ -11,7 +11,7 @@ from meshard.runtime.array import missing
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
-from tests.losing import box_mask, held_mask, lose, random_sharding, take_part
+from tests.losing import box_mask, held_mask, lose, random_sharding
 from tests.worlds import alone
 
 SHAPE = (12, 10)
@@ -118,8 +118,7 @@ def test_a_whole_world_looks_at_a_type_once(monkeypatch):
             assert x.is_complete
             assert x.missing == ()
         assert not looked
-        here().processes = ()
-        take_part(())
+        here().take_part(())
         assert len(x.missing) == 8
         assert not x.is_complete
         assert len(looked) == 1

@@ -4,6 +4,16 @@ import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.errors import DataLoss as DataLoss, ProcessLostError as ProcessLostError
+from meshard.resilience.copies.losses import (
+    LossSimulation as LossSimulation,
+    simulate_loss as simulate_loss,
+)
+from meshard.resilience.copies.protect import (
+    Protected as Protected,
+    plan_protect as plan_protect,
+    protect as protect,
+)
+from meshard.resilience.copies.protect_plan import ProtectPlan as ProtectPlan
 from meshard.resilience.copies.restore import plan_restore as plan_restore, restore as restore
 from meshard.resilience.copies.restore_plan import RestorePlan as RestorePlan
 from meshard.resilience.feeding.feed import Feed as Feed, subscribe as subscribe

@@ -9,7 +9,8 @@ total is least. All is done in integers, so that every process finds the same sh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -63,32 +64,57 @@ def _sums(places: Ints, amounts: Ints, count: int) -> Ints:
 
 def _levelled(sets: Ints, wanted: Ints) -> Ints:
     """Return what each holder of each set sends."""
-    members = [[u for u in row if u >= 0] for row in sets.tolist()]
-    sent = dict.fromkeys(sets.reshape(-1).tolist(), 0)
-    totals: list[int] = wanted.tolist()
-    shares = [[0] * len(row) for row in members]
-
-    def divide(i: int) -> bool:
-        """Divide the elements of one set anew; return whether that changed anything."""
-        others = [sent[u] - n for u, n in zip(members[i], shares[i], strict=True)]
-        before, shares[i] = shares[i], _filled(others, totals[i])
-        for u, n, more in zip(members[i], others, shares[i], strict=True):
-            sent[u] = n + more
-        return before != shares[i]
-
+    level = _Levelling(sets, wanted)
     # Those without a choice come first, and the largest before the smaller.
-    order = sorted(
-        [i for i, row in enumerate(members) if row], key=lambda i: (len(members[i]) > 1, -totals[i])
-    )
+    every = [i for i, row in enumerate(level.members) if row]
+    every.sort(key=lambda i: (len(level.members[i]) > 1, -level.totals[i]))
+    order, several = every, [i for i in every if len(level.members[i]) > 1]
     for _ in range(LEVELLING_ROUNDS):
-        changed = [divide(i) for i in order]
+        changed = [level.divide(i) for i in order]
         if not any(changed):
             break
-        order = [i for i in order if len(members[i]) > 1]
+        order = level.crowded(several)
     found: Ints = np.zeros(sets.shape, wanted.dtype)
-    for i, share in enumerate(shares):
+    for i, share in enumerate(level.shares):
         found[i, : len(share)] = share
     return found
+
+
+@final
+class _Levelling:
+    """What the holders of some sets send so far.
+
+    Attributes:
+        members: the holders of each set.
+        totals: the elements of each set.
+        shares: what each of its holders sends of them.
+        sent: what each unit sends in all.
+    """
+
+    def __init__(self, sets: Ints, wanted: Ints) -> None:
+        self.members = [[u for u in row if u >= 0] for row in sets.tolist()]
+        self.totals: list[int] = wanted.tolist()
+        self.shares = [[0] * len(row) for row in self.members]
+        self.sent: dict[int, int] = dict.fromkeys(sets.reshape(-1).tolist(), 0)
+
+    def divide(self, i: int) -> bool:
+        """Divide the elements of one set anew; return whether that changed anything."""
+        members, before, sent = self.members[i], self.shares[i], self.sent
+        others = [sent[u] - n for u, n in zip(members, before, strict=True)]
+        after = self.shares[i] = _filled(others, self.totals[i])
+        for u, n, more in zip(members, others, after, strict=True):
+            sent[u] = n + more
+        return before != after
+
+    def crowded(self, some: Iterable[int]) -> list[int]:
+        """Return the sets that can make the largest total smaller."""
+        near = max(self.sent.values()) * 63 // 64
+        high = {u for u, n in self.sent.items() if n > near}
+        return [
+            i
+            for i in some
+            if any(n and u in high for u, n in zip(self.members[i], self.shares[i], strict=True))
+        ]
 
 
 def _filled(levels: list[int], amount: int) -> list[int]:

@@ -7,23 +7,20 @@ own devices hold, copies kept on purpose, and of a checkpoint only the boxes tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+import pickle
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
-import optree
-
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import device_ids_of
-from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, DataLoss, ShardingError
 from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Wire
+from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
+from meshard.resilience.copies.protect import Protected, without_blocks
 from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
 from meshard.resilience.copies.restore_plan import (
     RestoredArray,
@@ -31,89 +28,18 @@ from meshard.resilience.copies.restore_plan import (
     Wanted,
     plan_arrays,
 )
-from meshard.resilience.copies.stocks import Stock, blocks_of, gridded, own_blocks
+from meshard.resilience.copies.stocks import Stock, blocks_of
 from meshard.runtime.agree import agreed, meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
-from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.processes.divergence import numbered
-from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.trees import unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.stored import Catalogue
-
-
-@final
-@dataclass(frozen=True)
-class Kept:
-    """What is left of one leaf of a tree.
-
-    Attributes:
-        name: its name.
-        value: the leaf, if it is not an array that is planned.
-        array: shape and dtype; None for another leaf.
-        own: what the array's own devices held, as a grid.
-        copies: what was kept on purpose, as a grid; None for nothing.
-        blocks: for both grids the elements that this process holds, when they are asked for.
-        process_of: the process of each device.
-        tie: the same for all places of a tree that hold one array.
-        torn: whether it was made where the processes had not come equally far.
-    """
-
-    name: str
-    value: Any = None
-    array: tuple[tuple[int, ...], np.dtype[Any]] | None = None
-    own: Layout | None = None
-    copies: Layout | None = None
-    blocks: tuple[Callable[[], Sequence[Block | None]], ...] = ()
-    process_of: Mapping[int, int] | None = None
-    tie: object = None
-    torn: bool = False
-
-
-@final
-@dataclass(frozen=True)
-class KeptTree:
-    """What is left of a tree: its leaves, and what makes a tree of them."""
-
-    leaves: tuple[Kept, ...]
-    structure: optree.PyTreeSpec
-
-    @property
-    def tree(self) -> Any:
-        """A tree of the leaves' values, and of what is left where there are arrays."""
-        shown = [leaf if leaf.array else leaf.value for leaf in self.leaves]
-        return unflatten(self.structure, shown)
-
-
-def kept_tree(tree: Any) -> KeptTree:
-    """Return what is left of a tree of arrays."""
-    accessors, leaves, structure = flatten_with_accessors(tree)
-    names = leaf_names(accessors)
-    return KeptTree(tuple(map(_kept, names, leaves)), structure)
-
-
-def _kept(name: str, leaf: Any) -> Kept:
-    spans = type(leaf) is Array and not leaf._type.unplaced
-    if not spans and type(leaf) is not ShapeDtypeStruct:
-        return Kept(name, leaf)
-    if leaf.sharding is None:
-        raise ArgumentError(
-            f"elastic.plan_restore: {name} is {leaf!r}, which has no sharding. Give it one with "
-            "ShapeDtypeStruct(shape, dtype, sharding=...)."
-        )
-    blocks = (partial(own_blocks, leaf),) if type(leaf) is Array else ()
-    if type(leaf) is Array:
-        leaf._live()
-    own = gridded(leaf.sharding.layout(leaf.shape))
-    owners = {d.id: d.process_index for d in leaf.sharding.device_order}
-    torn = type(leaf) is Array and is_torn(here(), leaf)
-    shown = leaf.shape, leaf.dtype
-    return Kept(name, None, shown, own, None, blocks, owners, id(leaf), torn)
 
 
 def plan_restore(
@@ -152,7 +78,7 @@ def plan_restore(
     ({'w': (Box(starts=(9,), stops=(12,)),)}, 12)
     """
     what = "elastic.plan_restore"
-    kept = kept_tree(tree)
+    kept = _own_version(tree, what) if isinstance(tree, Protected) else kept_tree(tree)
     with checkpoint_of(checkpoint, what) as files:
         return _Restoring(kept, shardings, files, what).plan(alive)
 
@@ -198,17 +124,92 @@ def restore(
     """
     what = "elastic.restore"
     window, world = checked_window(max_bytes, what), here()
-    kept = kept_tree(tree)
+    holders: tuple[int, ...] | None = None
+    if isinstance(tree, Protected):
+        kept, holders = _common_version(world, tree, what)
+    else:
+        kept = kept_tree(tree)
     with checkpoint_of(checkpoint, what) as files:
-        return _Restoring(kept, shardings, files, what).run(world, window)
+        return _Restoring(kept, shardings, files, what, holders).run(world, window)
+
+
+def plan_kept(
+    kept: KeptTree, shardings: Any, owners: Mapping[int, int], alive: Collection[int], what: str
+) -> RestorePlan:
+    """Return the plan of a restore of what would be left of a tree.
+
+    Args:
+        kept: the tree.
+        shardings: where it is to be.
+        owners: the process of each device.
+        alive: the ids of the devices that are left.
+        what: the function that was called, for messages.
+    """
+    return _Restoring(kept, shardings, None, what).plan(alive, owners)
+
+
+def _own_version(guard: Protected, what: str) -> KeptTree:
+    """Return the version of something protected that this process holds.
+
+    Raises:
+        ArgumentError: if it holds none.
+    """
+    versions = guard.complete
+    if not versions:
+        raise ArgumentError(
+            f"{what}: this process holds nothing of {guard.name!r} yet; elastic.restore brings it."
+        )
+    return versions[min(versions)].tree
+
+
+def _common_version(
+    world: RuntimeWorld, guard: Protected, what: str
+) -> tuple[KeptTree, tuple[int, ...]]:
+    """Return the newest version of something protected, and the processes that hold it.
+
+    Processes that hold nothing, since they have joined late, are told its structure, its values and
+    who holds what.
+
+    Raises:
+        DataLoss: if nobody holds any version.
+    """
+    members = world.processes
+    meet(world, members, f"`{what}` of {guard.name}")
+    own = guard.complete
+    told: list[Any] = world.transport.all_gather(tuple(own), members)
+    every = [token for tokens in told for token in tokens]
+    if not every:
+        raise DataLoss(f"{what}: no process that takes part holds a version of {guard.name!r}.")
+    common = [t for t in every if all(t in tokens for tokens in told if tokens)]
+    token = max(common or every)
+    holders = tuple([p for p, tokens in zip(members, told, strict=True) if token in tokens])
+    if holders == members:
+        return own[token].tree, holders
+    letter = None
+    if world.process_index == holders[0]:
+        letter = pickle.dumps(without_blocks(own[token].tree))
+    letters: list[Any] = world.transport.all_gather(letter, members)
+    if token in own:
+        return own[token].tree, holders
+    guard.follow(token)
+    found: KeptTree = pickle.loads(letters[members.index(holders[0])])
+    return found, holders
 
 
 @final
 class _Restoring:
     """One restore: what is left, where it goes, and what a checkpoint holds."""
 
-    def __init__(self, kept: KeptTree, shardings: Any, files: Catalogue | None, what: str) -> None:
+    def __init__(
+        self,
+        kept: KeptTree,
+        shardings: Any,
+        files: Catalogue | None,
+        what: str,
+        holders: Collection[int] | None = None,
+    ) -> None:
         self._kept = kept
+        self._holders = holders
         self._files = files
         self._what = what
         tree = kept.tree
@@ -227,9 +228,16 @@ class _Restoring:
             arrays = {leaf.name: leaf.array for leaf in kept.leaves if leaf.array is not None}
             check_tree(files, arrays, what)
 
-    def plan(self, alive: Collection[Any] | None = None) -> RestorePlan:
-        """Return what is to be done."""
-        owners: dict[int, int] = {}
+    def plan(
+        self, alive: Collection[Any] | None = None, known: Mapping[int, int] | None = None
+    ) -> RestorePlan:
+        """Return what is to be done.
+
+        Args:
+            alive: the devices whose memory is there; by default those of all that take part.
+            known: the process of devices that are in no sharding.
+        """
+        owners: dict[int, int] = dict(known or {})
         wanted = []
         for (_, target), number in self._first.items():
             leaf = self._kept.leaves[number]
@@ -248,7 +256,7 @@ class _Restoring:
         if alive is not None:
             living = frozenset(device_ids_of(alive, self._what, "alive"))
         else:
-            living = _taking_part(here(), self._kept, owners)
+            living = self._living(owners)
         path = None if self._files is None else self._files.path
         several = len(set(owners.values())) > 1 or here().process_count > 1
         return plan_arrays(wanted, living, owners, path, "process" if several else "device")
@@ -259,13 +267,21 @@ class _Restoring:
             if target is not None:
                 check_devices_exist(world, target, self._what)
         plan = self.plan()
-        self._check_whole(world)
+        if self._holders is None:  # versions of what is protected are complete
+            check_whole(world, self._kept, self._what)
         told = f"`{self._what}` of {len(plan.arrays)} arrays"
         agreed(world, world.processes, (self._what, plan.digest, window), told)
+        held = {
+            number: [blocks() for blocks in self._kept.leaves[number].blocks]
+            for number in self._numbers
+        }
         self._check(plan, world, window)
         if world.ledgers:
             wired(world, self._what, [_wire(a) for a in plan.arrays])
-        moves = [self._move(world, a, n) for a, n in zip(plan.arrays, self._numbers, strict=True)]
+        moves = [
+            self._move(world, a, n, held[n])
+            for a, n in zip(plan.arrays, self._numbers, strict=True)
+        ]
         arrays: dict[int, Array] = {}
         for number, found in zip(self._numbers, run_moves(world, moves, window), strict=True):
             arrays[number] = Array(self._type(world, number), found)
@@ -280,7 +296,7 @@ class _Restoring:
         if not world.membership:
             return
         meet(world, world.processes, f"`{self._what}`")
-        mine = [leaf.name for leaf in self._kept.leaves if leaf.torn]
+        mine = [x.name for x in self._kept.leaves if x.array and is_torn(world, x.source)]
         told: list[Any] = world.transport.all_gather(mine, world.processes)
         names = sorted({name for some in told for name in some})
         if names:
@@ -291,6 +307,14 @@ class _Restoring:
                 "arrays that others had not. Restore what elastic.protect keeps, whose versions "
                 "are complete on all processes, or a checkpoint."
             )
+
+    def _living(self, owners: Mapping[int, int]) -> frozenset[int]:
+        """Return the devices whose memory is there: those of processes that take part."""
+        world = here()
+        if not all(leaf.blocks for leaf in self._kept.leaves if leaf.array is not None):
+            return frozenset(owners)  # a plan for devices that do not exist
+        holders = world.processes if self._holders is None else self._holders
+        return frozenset([d for d, p in owners.items() if p in holders])
 
     @property
     def _numbers(self) -> list[int]:
@@ -311,13 +335,19 @@ class _Restoring:
             wanted = array.wanted
             check_window(window, len(world.processes), wanted.itemsize, wanted.name, self._what)
 
-    def _move(self, world: RuntimeWorld, array: RestoredArray, number: int) -> ArrayMove:
+    def _move(
+        self,
+        world: RuntimeWorld,
+        array: RestoredArray,
+        number: int,
+        held: Sequence[Sequence[Block | None]],
+    ) -> ArrayMove:
         """Return what this process does for one array; what it must read of it is read now."""
         leaf = self._kept.leaves[number]
         assert leaf.array is not None
         mine = [d.id for d in world.local_devices]
         grids = [grid for grid in (leaf.own, leaf.copies) if grid is not None]
-        stocks = [Stock(g, held()) for g, held in zip(grids, leaf.blocks, strict=False)]
+        stocks = [Stock(grid, blocks) for grid, blocks in zip(grids, held, strict=True)]
         dtype = leaf.array[1]
         if array.cells is not None:
             assert self._files is not None
@@ -346,6 +376,11 @@ class _Restoring:
         return found
 
 
+def is_torn(world: RuntimeWorld, x: Any) -> bool:
+    """Whether an array was made where the processes had not come equally far."""
+    return type(x) is Array and any(first <= x._born <= last for first, last in world.torn)
+
+
 def _with_values(given: Any, tree: Any) -> Any:
     """Return a tree of shardings with None for the numbers and strings that it does not name."""
     if type(given) is not dict or type(tree) is not dict:
@@ -353,20 +388,6 @@ def _with_values(given: Any, tree: Any) -> Any:
     plain = (bool, int, float, str)
     found = {k: _with_values(v, tree.get(k)) for k, v in given.items()}
     return found | {k: None for k, v in tree.items() if k not in given and isinstance(v, plain)}
-
-
-def is_torn(world: RuntimeWorld, x: Array) -> bool:
-    """Whether an array was made where the processes had not come equally far."""
-    return any(first <= x._born <= last for first, last in world.torn)
-
-
-def _taking_part(world: RuntimeWorld, kept: KeptTree, owners: Mapping[int, int]) -> frozenset[int]:
-    """Return the devices whose memory is there: those of processes that take part."""
-    existing = {d.id for d in world.devices}
-    if not all(leaf.blocks for leaf in kept.leaves if leaf.array is not None):
-        return frozenset(owners)  # a plan for devices that do not exist
-    processes = frozenset(world.processes)
-    return frozenset([d for d, p in owners.items() if p in processes and d in existing])
 
 
 def _wire(array: RestoredArray) -> Wire:

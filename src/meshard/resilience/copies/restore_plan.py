@@ -6,8 +6,8 @@ Every process derives the same plan from layouts alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
@@ -19,12 +19,12 @@ from meshard.algebra.layout import Layout
 from meshard.plan.captions import bytes_text, count_text
 from meshard.plan.figures.simulate import Simulation, simulate_many
 from meshard.plan.figures.topology import Topology
-from meshard.plan.hops.cells import each_device
+from meshard.plan.hops.cells import Units, each_device
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.show.report import Table
 from meshard.resilience.copies.reading import Readers
-from meshard.resilience.copies.stocks import united
+from meshard.resilience.copies.stocks import left, united
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class RestoredArray:
         cells: the cells that are read, with the device of the reader of each; None for none.
         process_of: the process of each device that takes part.
         unit: what sends and receives: ``"process"`` or ``"device"``.
+        hops: the exchanges of all arrays of the plan, as far as they were asked for.
     """
 
     wanted: Wanted
@@ -80,6 +81,7 @@ class RestoredArray:
     cells: Layout | None
     process_of: Mapping[int, int]
     unit: str
+    hops: dict[tuple[str, Layout, Layout], Hop] = field(compare=False, repr=False)
 
     @cached_property
     def alive(self) -> frozenset[int]:
@@ -90,13 +92,22 @@ class RestoredArray:
     @cached_property
     def hop(self) -> Hop:
         """The exchange between processes; between devices, if there is one process only."""
-        units = unit_map(self.process_of) if self.unit == "process" else each_device
-        return Hop(self.whole, self.wanted.destination, units, alive=self.alive)
+        if self.unit == "device":
+            return self.device_hop
+        return self._known("process", lambda: unit_map(self.process_of))
 
     @cached_property
     def device_hop(self) -> Hop:
         """The exchange between devices."""
-        return Hop(self.whole, self.wanted.destination, alive=self.alive)
+        return self._known("device", lambda: each_device)
+
+    def _known(self, unit: str, units: Callable[[], Units]) -> Hop:
+        """Return the exchange of all arrays that are laid out as this one, before and after."""
+        key = unit, self.whole, self.wanted.destination
+        found = self.hops.get(key)
+        if found is None:
+            found = self.hops[key] = Hop(*key[1:], units(), alive=self.alive)
+        return found
 
     @cached_property
     def kinds(self) -> Ints:
@@ -306,33 +317,28 @@ def plan_arrays(
         checkpoint: where the boxes are read from that nobody has in memory; None if there is none.
         unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
     """
-    readers, ids = Readers(process_of), np.array(sorted(alive), np.int64)
-    found = []
+    readers = Readers(process_of)
+    found: list[RestoredArray] = []
+    hops: dict[tuple[str, Layout, Layout], Hop] = {}
     for one in wanted:
-        whole, columns, cells = _sources(one, ids, readers)
+        whole, columns, cells = _sources(one, alive, readers)
         there = np.unique(whole.tensor).tolist()
         used = {d for d in there if d >= 0} | one.destination.device_ids
         owners = {d: process_of[d] for d in sorted(used)}
-        found.append(RestoredArray(one, whole, columns, cells, owners, unit))
+        found.append(RestoredArray(one, whole, columns, cells, owners, unit, hops))
     return RestorePlan(tuple(found), checkpoint, unit)
 
 
 def _sources(
-    wanted: Wanted, alive: Ints, readers: Readers
+    wanted: Wanted, alive: frozenset[int], readers: Readers
 ) -> tuple[Layout, tuple[int, int], Layout | None]:
     """Return an array's sources as one grid, their columns, and the cells that are read."""
-    parts = [_left(wanted.own, alive)]
+    parts = [left(wanted.own, alive)]
     if wanted.copies is not None:
-        parts.append(_left(wanted.copies, alive))
+        parts.append(left(wanted.copies, alive))
     whole = united(parts)
     cells = readers.cells(whole, wanted.destination, wanted.itemsize)
     if cells is not None:
         whole = united([*parts, cells])
     counts = [int(part.tensor.shape[-1]) for part in parts]
     return whole, (counts[0], sum(counts[1:])), cells
-
-
-def _left(layout: Layout, alive: Ints) -> Layout:
-    """Return what is left of a grid: -1 for the devices that are gone."""
-    tensor = np.where(np.isin(layout.tensor, alive), layout.tensor, -1)
-    return Layout(layout.shape, layout.points, tensor)

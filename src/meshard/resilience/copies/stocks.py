@@ -7,7 +7,7 @@ holders, and the views of this process's cells of it. To the engine it is a sour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -88,6 +88,13 @@ def united(layouts: Sequence[Layout]) -> Layout:
     cuts = refined([layout.points for layout in layouts])
     tensors = [onto(layout, cuts) for layout in layouts]
     return Layout(first.shape, cuts, np.concatenate(tensors, axis=-1))
+
+
+def left(layout: Layout, alive: Collection[int]) -> Layout:
+    """Return what is left of a grid: -1 for the devices that are gone."""
+    living = np.array(sorted(alive), np.int64)
+    tensor = np.where(np.isin(layout.tensor, living), layout.tensor, -1)
+    return Layout(layout.shape, layout.points, tensor)
 
 
 def refined(cuts: Sequence[Sequence[Ints]]) -> tuple[Ints, ...]:

@@ -102,7 +102,7 @@ def surviving(*, grow: bool = True) -> Surviving:
     ...                 die()
     ...             guard.refresh({"total": state["total"] + 1, "step": state["step"] + 1})
     ...     return float(guard.tree["total"].sum())
-    >>> simulate(3, 1, program)  # doctest: +SKIP
+    >>> simulate(3, 1, program)
     [20.0, None, 20.0]
 
     Args:

@@ -1,0 +1,127 @@
+"""What is left of a tree: for each array who holds which boxes, and this process's own elements.
+
+In: a tree of arrays. Out: its leaves, as values that processes can tell each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+import optree
+
+from meshard.algebra.layout import Layout
+from meshard.errors import ArgumentError, DataLoss
+from meshard.resilience.copies.stocks import gridded, own_blocks
+from meshard.runtime.agree import meet
+from meshard.runtime.array.array import Array
+from meshard.runtime.moving.moved import leaf_names
+from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.processes.divergence import numbered
+from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.types import Block
+from meshard.runtime.world import RuntimeWorld, here
+
+
+@final
+@dataclass(frozen=True)
+class Kept:
+    """What is left of one leaf of a tree.
+
+    Attributes:
+        name: its name.
+        value: the leaf, if it is not an array that is planned.
+        array: shape and dtype; None for another leaf.
+        own: what the array's own devices held, as a grid.
+        copies: what was kept on purpose, as a grid; None for nothing.
+        blocks: for both grids the elements that this process holds, when they are asked for.
+        process_of: the process of each device.
+        tie: the same for all places of a tree that hold one array.
+        source: the array, or what stands for it.
+        torn: whether it was made where the processes had not come equally far.
+    """
+
+    name: str
+    value: Any = None
+    array: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+    own: Layout | None = None
+    copies: Layout | None = None
+    blocks: tuple[Callable[[], Sequence[Block | None]], ...] = ()
+    process_of: Mapping[int, int] | None = None
+    tie: object = None
+    source: Any = None
+    torn: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class KeptTree:
+    """What is left of a tree: its leaves, and what makes a tree of them."""
+
+    leaves: tuple[Kept, ...]
+    structure: optree.PyTreeSpec
+
+    @property
+    def tree(self) -> Any:
+        """A tree of the leaves' values, and of what is left where there are arrays."""
+        shown = [leaf if leaf.array else leaf.value for leaf in self.leaves]
+        return unflatten(self.structure, shown)
+
+    def with_copies(self, grids: Sequence[Layout | None]) -> KeptTree:
+        """Return the same with copies: for each leaf the devices that have one of each cell."""
+        pairs = zip(self.leaves, grids, strict=True)
+        return KeptTree(tuple([replace(k, copies=grid) for k, grid in pairs]), self.structure)
+
+
+def kept_tree(tree: Any) -> KeptTree:
+    """Return what is left of a tree of arrays."""
+    accessors, leaves, structure = flatten_with_accessors(tree)
+    names = leaf_names(accessors)
+    return KeptTree(tuple(map(_kept, names, leaves)), structure)
+
+
+def _kept(name: str, leaf: Any) -> Kept:
+    spans = type(leaf) is Array and not leaf._type.unplaced
+    if not spans and type(leaf) is not ShapeDtypeStruct:
+        return Kept(name, leaf)
+    if leaf.sharding is None:
+        raise ArgumentError(
+            f"elastic.plan_restore: {name} is {leaf!r}, which has no sharding. Give it one with "
+            "ShapeDtypeStruct(shape, dtype, sharding=...)."
+        )
+    blocks = (partial(own_blocks, leaf),) if type(leaf) is Array else ()
+    own = gridded(leaf.sharding.layout(leaf.shape))
+    owners = {d.id: d.process_index for d in leaf.sharding.device_order}
+    array = leaf.shape, leaf.dtype
+    torn = type(leaf) is Array and is_torn(here(), leaf)
+    return Kept(name, None, array, own, None, blocks, owners, id(leaf), leaf, torn)
+
+
+def is_torn(world: RuntimeWorld, x: Array) -> bool:
+    """Whether an array was made where the processes had not come equally far."""
+    return any(first <= x._born <= last for first, last in world.torn)
+
+
+def check_whole(world: RuntimeWorld, tree: KeptTree, what: str) -> None:
+    """Refuse arrays that were made where the processes had not come equally far.
+
+    Raises:
+        DataLoss: if there are some, on any process.
+    """
+    if not world.membership:
+        return
+    meet(world, world.processes, f"`{what}`")
+    mine = [leaf.name for leaf in tree.leaves if leaf.torn]
+    told: list[Any] = world.transport.all_gather(mine, world.processes)
+    names = sorted({name for some in told for name in some})
+    if names:
+        ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
+        raise DataLoss(
+            f"{what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
+            f"different steps: when a process was lost, {numbered(ahead)} had already made "
+            "arrays that others had not. Restore what elastic.protect keeps, whose versions "
+            "are complete on all processes, or a checkpoint."
+        )

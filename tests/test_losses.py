@@ -1,0 +1,82 @@
+"""Losses that have not happened: what is lost by count, and figures that noise cannot touch."""
+
+import numpy as np
+import pytest
+
+import meshard
+from meshard import elastic
+from meshard.errors import ArgumentError
+from meshard.sharding import Mesh, NamedSharding, P
+from meshard.testing import virtual_devices
+from tests.losing import box_mask
+
+
+def place(devices):
+    return NamedSharding(Mesh(np.array(devices), ("x",)), P("x"), uneven="balanced")
+
+
+def struct(shape, sharding, dtype="float32"):
+    return meshard.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_lost_is_what_no_copy_of_is_left(seed):
+    devices = virtual_devices(24, devices_per_process=2)
+    tree = {"w": struct((240, 40), place(devices)), "b": struct((24,), place(devices[:6]))}
+    found = elastic.simulate_loss(tree, place, 4, copies=1, seed=seed)
+    assert len(found.dead) == 4
+    owners = {d.id: d.process_index for d in devices}
+    lost = 0
+    for array in found.protected.arrays:
+        has = np.zeros(array.own.shape, bool)
+        for grid in (array.own, array.copies):
+            for piece in range(grid.piece_count):
+                if any(d >= 0 and owners[d] not in found.dead for d in grid.holders(piece)):
+                    has[grid.box(piece).slices] = True
+        assert np.array_equal(box_mask(has.shape, found.lost.get(array.name, ())), ~has)
+        lost += 4 * int((~has).sum())
+    assert found.lost_bytes == lost
+    assert found.restored.bytes_moved == found.restored.bound
+    assert f"{lost:,} bytes that nobody has" in str(found)
+
+
+def test_4096_devices_lose_some_at_random():
+    devices = virtual_devices(4096, devices_per_process=8)
+    mesh = Mesh(np.array(devices).reshape(64, 64), ("data", "model"))
+    w = struct((8192, 8192), NamedSharding(mesh, P("data", "model")))
+    replicated = struct((8192, 512), NamedSharding(mesh, P("model")))
+    tree = {"w": w, "r": replicated}
+
+    def on_grid(some):
+        count = len(some) // 64 * 64
+        grid = Mesh(np.array(some[:count]).reshape(-1, 64), ("data", "model"))
+        return NamedSharding(grid, P("data", "model"), uneven="balanced")
+
+    found = elastic.simulate_loss(
+        tree, on_grid, 8, copies=1, apart="host", processes_per_host=2, topology="8-gpu hosts"
+    )
+    assert found.lost == {}
+    plan = found.restored
+    assert plan.bytes_lost == 8 * 8 * w.sharding.layout(w.shape).box(0).volume * 4
+    assert plan.moved["copies"] > 0
+    assert plan.bytes_moved == plan.bound
+    assert 0 < found.time.seconds < 1
+    assert found.protected.bytes_moved == 8192 * 8192 * 4  # what is replicated has enough
+    most = found.protected.largest_memory_bytes
+    assert most <= 1.2 * found.protected.memory_bytes / 512
+    bare = elastic.simulate_loss(tree, on_grid, found.dead)
+    assert bare.lost.keys() == {"w"}
+    assert bare.lost_bytes == plan.bytes_lost
+
+
+def test_refusals():
+    devices = virtual_devices(4, devices_per_process=1)
+    tree = {"w": struct((8,), place(devices))}
+    with pytest.raises(ArgumentError, match=r"all 4 processes die; nobody is left"):
+        elastic.simulate_loss(tree, place, 4)
+    with pytest.raises(ArgumentError, match=r"copies=4 with apart='process' needs 5 of these"):
+        elastic.simulate_loss(tree, place, 1, copies=4)
+    with pytest.raises(ArgumentError, match=r"deaths"):
+        elastic.simulate_loss(tree, place, ["one"])
+    with pytest.raises(ArgumentError, match=r"no array that is laid out"):
+        elastic.simulate_loss({"n": 3}, place, 1)
