@@ -136,6 +136,8 @@ class _Served:
         digest: the hash of the offer that it was taken from.
         blocks: the pieces of this process, by result and number.
         received: what has come to this process.
+        plan: what it takes from whom.
+        version: what others may take; None if they may not.
     """
 
     named: Named
@@ -143,6 +145,7 @@ class _Served:
     digest: str
     blocks: Mapping[tuple[str, int], Block] = field(repr=False)
     received: Received
+    plan: FeedPlan = field(repr=False)
     version: Version | None = field(repr=False)
 
 
@@ -216,8 +219,7 @@ class Feed:
     @property
     def plan(self) -> FeedPlan:
         """What this process takes from whom."""
-        assert self._fitting is not None
-        return self._fitting[3]
+        return self._now.plan
 
     @property
     def _now(self) -> _Served:
@@ -441,17 +443,17 @@ class Feed:
         )
         received = Taking(plan, givers, places).run(ask, timeout)
         stage.keep()
-        return self._finished(source, fitting, blocks, received)
+        return self._finished(source, (fitting, plan), blocks, received)
 
     def _finished(
         self,
         source: Source,
-        fitting: Fitting,
+        planned: tuple[Fitting, FeedPlan],
         blocks: Mapping[tuple[str, int], Block],
         received: Received,
     ) -> _Served:
         """Return a version whose blocks are complete."""
-        news = source.news
+        news, (fitting, plan) = source.news, planned
         arrays = {
             r.name: Array(
                 r.type_,
@@ -467,7 +469,7 @@ class Feed:
                 news.number, news.origin, offer, structure, sources, self._members, news.since
             )
         tree = fitting.tree(news.structure, arrays)
-        return _Served(news.named, tree, news.digest, blocks, received, version)
+        return _Served(news.named, tree, news.digest, blocks, received, plan, version)
 
     def _swap(self, world: RuntimeWorld) -> None:
         """Serve the version that was assembled."""
@@ -475,7 +477,8 @@ class Feed:
         assert staged is not None
         self._served = staged  # one store: a reader has the one version or the other
         if self._server is not None and staged.version is not None:
-            self._server.put(staged.version, 1)
+            self._server.put(staged.version)
+            self._server.keep(1, self._server.promised())
         if world.process_index == first(world):
             self._finder.note(staged.named[1], _CONNECTING)
 
