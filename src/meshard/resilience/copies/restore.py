@@ -258,7 +258,15 @@ class _Restoring:
             living = self._living(owners)
         path = None if self._files is None else self._files.path
         several = len(set(owners.values())) > 1 or here().process_count > 1
-        return plan_arrays(wanted, living, owners, path, "process" if several else "device")
+        unit = "process" if several else "device"
+        return plan_arrays(wanted, living, owners, path, unit, self._hosts(owners))
+
+    def _hosts(self, owners: Mapping[int, int]) -> dict[int, int] | None:
+        """Return the host of each process; None if all are on one, or nothing is known of them."""
+        hosts = here().hosts
+        found = {p: hosts[p] for p in owners.values() if p < len(hosts)}
+        known = len(set(found.values())) > 1 and len(found) == len(set(owners.values()))
+        return found if known else None
 
     def run(self, world: RuntimeWorld, window: int | None) -> Any:
         """Do it."""
@@ -331,7 +339,7 @@ class _Restoring:
             assert self._files is not None
             stocks.append(read_stock(world, self._files, array.cells, leaf.name, dtype, mine))
         processes = dict(array.process_of) if world.process_count > 1 else None
-        source = Source(array.whole, alive=array.alive)
+        source = Source(array.whole, alive=array.alive, near=array.near)
         target = array.wanted.destination
         part = assemble(target, [source], processes, world.process_index, world.sharing)
         return ArrayMove(part, tuple(blocks_of(array.whole, stocks, mine)), dtype)
@@ -365,7 +373,6 @@ def _with_values(given: Any, tree: Any) -> Any:
 
 def _wire(array: RestoredArray) -> Wire:
     def received() -> dict[int, int]:
-        size = array.wanted.itemsize
-        return {d: n * size for d, n in array.device_hop.received.as_dict().items()}
+        return array.received
 
     return Wire(array.wanted.text, "restore", (), received)
