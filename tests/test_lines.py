@@ -248,9 +248,11 @@ class TestRendezvous:
 
     def test_a_name_of_a_living_process_is_taken(self, tmp_path: Path):
         folder = Rendezvous(tmp_path / "r")
-        folder.announce("a", (), b"")
+        folder.announce("a", (), b"x")
         with pytest.raises(ArgumentError, match=rf"The name 'a' is taken: process {os.getpid()} "):
-            folder.announce("a", (), b"")
+            folder.announce("a", (), b"y")
+        handed_on = folder.announce("a", (("10.0.0.1", 7),), b"x")
+        assert folder.find("a") == handed_on.entry
 
     def test_a_name_of_a_process_that_has_ended_is_free(self, tmp_path: Path):
         folder = Rendezvous(tmp_path / "r")
@@ -314,7 +316,7 @@ def _call_and_sleep(addresses) -> None:
 
 def _announce(path: Path, results) -> None:
     try:
-        Rendezvous(path).announce("a", (), b"")
+        Rendezvous(path).announce("a", (), os.urandom(8))
     except ArgumentError:
         results.put(0)
     else:

@@ -105,8 +105,7 @@ except meshard.errors.TransportError as error:
     code, told, said, _ = run(tmp_path, program, 3, "--elastic")
     assert code == 0, said
     for me in 0, 2:
-        assert f"{me}: Process {me} waits for process 1, in step 3" in told
-    assert told.count("Process 1 has died") == 2
+        assert f"{me}: Process 1 has died" in told
 
 
 @elastic

@@ -20,13 +20,9 @@ from meshard.runtime.processes.told import KEEPER
 
 _INSTALL = 'install them with\n    pip install "meshard[mpi]"'
 _CPUS = Path("/sys/devices/system/cpu")
-_KEEPALIVE = {
-    "PRTE_MCA_oob_tcp_keepalive_time": "6",
-    "PRTE_MCA_oob_tcp_keepalive_intvl": "2",
-    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
-}
-"""Variables by which Open MPI's mpiexec and its daemons on other hosts find in 12 seconds that the
-link between them is cut, and end; by default that takes 8 minutes."""
+_KEEPALIVE = "PRTE_MCA_oob_tcp_keepalive_"
+"""How the variables begin that say when Open MPI's mpiexec and its daemons on other hosts find that
+the link between them is cut, and end the job; by default that takes 8 minutes."""
 
 
 class RunError(CommandError, RuntimeError):
@@ -80,7 +76,9 @@ def run(
     else:
         settings.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
     settings["MESHARD_LAUNCHER"] = launcher_name()
-    settings |= {name: settings.get(name, value) for name, value in _KEEPALIVE.items()}
+    # An elastic job goes on without a host that is cut off, of which mpiexec must not learn.
+    for name, value in ("time", "0" if elastic else "6"), ("intvl", "2"), ("probes", "3"):
+        settings.setdefault(_KEEPALIVE + name, value)
 
     def start(attempt: Attempt) -> Outcome:
         env = settings | attempt.variables

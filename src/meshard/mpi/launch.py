@@ -32,7 +32,6 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
-from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.settings import HOST, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
@@ -153,6 +152,7 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         )
     transport.settle(table)
     transport.channel.know([place for *_, place in told])
+    transport.channel.hold(lambda value: transport.all_gather(value, everybody))
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
@@ -175,11 +175,11 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         check_default_device()
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
-    _watch(mpi, transport, KeeperLine(), ours)
+    _watch(mpi, transport, ours)
     return world
 
 
-def _watch(mpi: Any, transport: Any, keeper: KeeperLine, ours: bool) -> None:
+def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     """Install the handlers for the end of this process, in any way."""
     from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
@@ -190,7 +190,7 @@ def _watch(mpi: Any, transport: Any, keeper: KeeperLine, ours: bool) -> None:
             os._exit(1)
         _abort(mpi)
 
-    ending = ProcessExit(transport.watchdog, transport.channel, abort, keeper)
+    ending = ProcessExit(transport.watchdog, transport.channel, abort)
     end_on_error(ending)
     speak_when_ended(transport.watchdog)
 

@@ -8,7 +8,7 @@ straight to where the receiver wants it; smaller ones come as one letter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -63,12 +63,12 @@ class Neighbours:
     def __contains__(self, process: int) -> bool:
         return process in self._mailboxes
 
-    def renew(self, members: Sequence[int]) -> None:
+    def forget(self, gone: Collection[int]) -> None:
         """Let go of processes that are gone: of their memory, and of what they held of this one's.
 
         Blocks that they had lent stay readable as long as somebody here holds them.
         """
-        for process in [p for p in self._mailboxes if p not in members]:
+        for process in [p for p in self._mailboxes if p in gone]:
             self._arena.forget(self._mailboxes.pop(process).place)
             del self._arenas[process]
 

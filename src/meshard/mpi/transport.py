@@ -183,7 +183,7 @@ class MpiTransport:
         """
         near, messages = self._near, self._messages
         if near is not None:
-            near.renew(members)
+            near.forget(self.watchdog.over)
             self._one_host = all(p in near for p in members if p != self.index)
         messages.renew()
         far = [p for p in members if p != self.index and self._way(p) is messages]

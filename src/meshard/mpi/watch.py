@@ -23,11 +23,12 @@ import numpy as np
 from mpi4py import MPI
 
 from meshard.errors import AgreementError, TransportError
+from meshard.mpi.lifelines import Gather, Gone, Lifelines
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import ENDED, Watchdog
-from meshard.runtime.processes.whereabouts import Whereabouts, state_of
+from meshard.runtime.processes.whereabouts import Whereabouts, launcher, parent_of, state_of
 from meshard.runtime.settings import STOPPED
 
 _LETTER = 7
@@ -41,6 +42,10 @@ _HEARD = 0.2
 """Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
 _COURTESY = 2.0
 """Seconds that a process that has failed gives the others to report it too."""
+_OFTEN, _VALID = 0.3, 2.0
+"""Seconds between two questions about a process of another host, and for which an answer holds."""
+_ASKED = 4
+"""The most processes that are asked."""
 
 Show = Callable[[], None]
 
@@ -49,8 +54,15 @@ Show = Callable[[], None]
 class MpiSideChannel:
     """The side channel between the processes of a communicator.
 
+    A process that sees another one gone tells all others, so that all know within a moment, also
+    those that have no line to it. What cannot be seen from another host, that a process is
+    stopped, the others ask a neighbour of it.
+
     Args:
         communicator: the processes; a duplicate of it is used.
+
+    Attributes:
+        keeper: the line to the `meshard run` that has started the job.
     """
 
     def __init__(self, communicator: MPI.Intracomm) -> None:
@@ -61,12 +73,34 @@ class MpiSideChannel:
         self._going: list[tuple[MPI.Request, Any]] = []
         self._coming: list[tuple[MPI.Request, Any]] = []
         self._dead: set[int] = set()
+        self._places: list[Whereabouts] = []
+        self._lifelines: Lifelines | None = None
+        self.keeper = KeeperLine()
+        self._gone: dict[int, Gone] = {}
+        self._well: set[int] = set()
+        self._stopped: dict[int, tuple[str, float]] = {}
+        self._next_question: dict[int, float] = {}
+        self._unanswered: set[tuple[int, int]] = set()
 
     def know(self, places: list[Whereabouts]) -> None:
         """Learn where the processes are; those of this host can be observed."""
+        self._places = places
         for peer, (host, pid, begun) in enumerate(places):
             if host == self._host and begun and state_of(pid)[1] == begun:
                 self._known[peer] = pid, begun
+
+    def hold(self, gather: Gather) -> None:
+        """Hold lines to processes of other hosts; all processes do this together.
+
+        Args:
+            gather: returns what each process gives.
+        """
+        me = self._comm.Get_rank()
+        self._lifelines = lines = Lifelines(me, self._places)
+        for peer, (pid, _) in self._known.items():
+            if peer != me:
+                lines.watch(peer, pid)
+        lines.reach(gather)
 
     def post(self, peer: int, letter: object) -> None:
         """Send a letter; one that cannot be sent is lost."""
@@ -93,8 +127,52 @@ class MpiSideChannel:
                 buffer = None
             del self._coming[0]
             if buffer is not None:
-                found.append(pickle.loads(zlib.decompress(buffer.tobytes())))
+                letter = pickle.loads(zlib.decompress(buffer.tobytes()))
+                if not self._is_ours(*letter):
+                    found.append(letter)
+        self._see()
         return found
+
+    def _is_ours(self, topic: str, letter: Any) -> bool:
+        """Whether a letter is between side channels; it is read here then."""
+        if topic == "gone":
+            peer, how = letter
+            # A host may be out of reach from one side only: whoever reaches it still knows better.
+            if how.for_sure or self._lifelines is None or not self._lifelines.holds(peer):
+                self._gone.setdefault(peer, how)
+        elif topic == "how is":
+            peer, asker = letter
+            fate = self._fate_here(peer)
+            mine = peer, self._comm.Get_rank(), None if fate is None else fate[0]
+            self.post(asker, ("is", mine))
+        elif topic == "is":
+            peer, other, how = letter
+            self._unanswered.discard((peer, other))
+            if how is None:
+                self._stopped.pop(peer, None)
+            else:
+                self._stopped[peer] = how, time.monotonic() + _VALID
+        else:
+            if topic == "bye" and letter.ended == ENDED:
+                self._well.add(letter.index)
+            return False
+        return True
+
+    def _see(self) -> None:
+        """Look which processes are gone, and tell the others."""
+        if self._lifelines is None:
+            return
+        ended = self._lifelines.ended()
+        far = {self._places[peer][0] for peer, how in ended.items() if not how.for_sure}
+        if self.keeper.is_cut(far):
+            end_cut_off(self._comm.Get_rank())
+        for peer, how in ended.items():
+            if peer in self._well or peer in self._gone:
+                continue
+            self._gone[peer] = how
+            for other in range(len(self._places)):
+                if other != self._comm.Get_rank() and other not in self._gone:
+                    self.post(other, ("gone", (peer, how)))
 
     def _receive(self, peer: int) -> bool:
         """Begin to receive the letters of a process; return whether it lives."""
@@ -107,9 +185,22 @@ class MpiSideChannel:
         return True
 
     def fate(self, peer: int) -> tuple[str, bool] | None:
+        """Return what is wrong with a process, as far as it can be seen; None if nothing is."""
+        self._see()
+        if peer in self._known:
+            return self._fate_here(peer)
+        if peer in self._gone:
+            return self._gone[peer].how, True
+        if peer in self._dead:
+            return "has died", True
+        self._ask_neighbours(peer)
+        how, until = self._stopped.get(peer, ("", 0.0))
+        return (how, STOPPED.value == "fail") if time.monotonic() < until else None
+
+    def _fate_here(self, peer: int) -> tuple[str, bool] | None:
         """Return what the system says is wrong with a process of this host; None if nothing."""
         if peer not in self._known:
-            return ("has died", True) if peer in self._dead else None
+            return None
         pid, begun = self._known[peer]
         state, since = state_of(pid)
         if since != begun or state in ("Z", "X"):
@@ -117,6 +208,20 @@ class MpiSideChannel:
         if state in ("T", "t"):
             return f"is stopped (pid {pid})", STOPPED.value == "fail"
         return None
+
+    def _ask_neighbours(self, peer: int) -> None:
+        """Ask processes of a process's host how it is."""
+        now = time.monotonic()
+        if now < self._next_question.get(peer, 0.0) or not self._places:
+            return
+        self._next_question[peer] = now + _OFTEN
+        host = self._places[peer][0]
+        near = [p for p, place in enumerate(self._places) if place[0] == host and p != peer]
+        for other in [p for p in near if p not in self._gone][:_ASKED]:
+            # A process that computes does not answer; letters must not pile up before it.
+            if (peer, other) not in self._unanswered:
+                self._unanswered.add((peer, other))
+                self.post(other, ("how is", (peer, self._comm.Get_rank())))
 
     def notice(self, text: str) -> None:
         """Write to the standard error."""
@@ -147,20 +252,15 @@ class ProcessExit:
         watchdog: what this process knows about the others.
         channel: the way to reach them.
         abort: ends all processes of the job.
-        keeper: the line to the `meshard run` that has started the job.
     """
 
     def __init__(
-        self,
-        watchdog: Watchdog,
-        channel: MpiSideChannel,
-        abort: Callable[[], NoReturn],
-        keeper: KeeperLine,
+        self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
     ) -> None:
         self._watchdog = watchdog
         self._channel = channel
         self._abort = abort
-        self._keeper = keeper
+        self._keeper = channel.keeper
         self._born = depth()
 
     @property
@@ -290,13 +390,29 @@ def speak_when_ended(watchdog: Watchdog) -> None:
         return
 
 
+def end_cut_off(process: int) -> NoReturn:
+    """End this process, and Open MPI's daemon that has started it: their host is cut off."""
+    sys.stderr.write(
+        f"meshard: process {process} is cut off from the host of its `meshard run`, and ends.\n"
+    )
+    sys.stderr.flush()
+    sys.stdout.flush()
+    parent = os.getppid()
+    while parent > 1:
+        name, above = parent_of(parent)
+        if name == "prted":  # it waits for its mpiexec for ever
+            with contextlib.suppress(OSError):
+                os.kill(parent, signal.SIGKILL)
+        parent = above
+    os._exit(1)
+
+
 def tell_launcher() -> None:
     """Tell the `meshard run` that has started this job that it is being ended.
 
     An mpiexec that has lost another host waits for it forever: `meshard run` then ends it.
     """
-    host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
-    pid, _, begun = rest.partition("@")
-    if host == socket.gethostname() and pid.isdecimal() and state_of(int(pid))[1] == begun:
+    host, pid, begun = launcher()
+    if host == socket.gethostname() and pid and state_of(pid)[1] == begun:
         with contextlib.suppress(OSError):
-            os.kill(int(pid), signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR1)

@@ -49,6 +49,8 @@ class RuntimeWorld(World, Remembering):
         programs: the traced and lowered programs of each jitted function, while it lives.
         membership: how often those who take part have changed.
         resumed: the membership under which the last block of work has ended well.
+        started_count: how many processes were started together.
+        wanted_count: how many processes are to take part, as long as there are spares.
         spare: whether this process was started to join the others later.
         everything: the devices of all processes, also of those that do not take part.
         protected: what is kept in several copies, by name, in the order in which it was begun.
@@ -67,7 +69,9 @@ class RuntimeWorld(World, Remembering):
         self.everything = self.devices
         self.membership = self.resumed = 0
         self.protected: dict[str, Any] = {}
-        first = range(process_count - spares)
+        self.started_count = process_count
+        self.wanted_count = process_count - spares
+        first = range(self.wanted_count)
         self.spare = process_index not in first
         self.transport = transport
         watchdog = transport.watchdog

@@ -363,7 +363,8 @@ def newest_common(
     """Return for each name the newest version that all of some processes hold.
 
     Args:
-        held: what `held_versions` has returned on each of them, without those that join.
+        held: what `held_versions` has returned on each of them. Those that hold nothing, since they
+            have joined late, do not count.
 
     >>> one, two = (1, (0, 1)), (2, (0, 1))
     >>> newest_common([(("w", (one, two)),), (("w", (one,)),)])
@@ -371,8 +372,9 @@ def newest_common(
     """
     told = [dict(each) for each in held]
     found = {}
-    for name in told[0] if told else ():
-        common = set.intersection(*[set(each.get(name, ())) for each in told])
+    for name in dict.fromkeys(name for each in told for name in each):
+        holding = [set(each[name]) for each in told if each.get(name)]
+        common = set.intersection(*holding) if holding else set()
         if common:
             found[name] = max(common)
     return found

@@ -34,6 +34,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
+from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.watching.ledger import wired
@@ -294,6 +295,27 @@ class _Restoring:
             arrays[number] = Array(self._type(world, number), found)
         return unflatten(self._kept.structure, self._leaves(arrays))
 
+    def _check_whole(self, world: RuntimeWorld) -> None:
+        """Refuse arrays that were made where the processes had not come equally far.
+
+        Raises:
+            DataLoss: if there are some, on any process.
+        """
+        if not world.membership:
+            return
+        meet(world, world.processes, f"`{self._what}`")
+        mine = [x.name for x in self._kept.leaves if x.array and is_torn(world, x.source)]
+        told: list[Any] = world.transport.all_gather(mine, world.processes)
+        names = sorted({name for some in told for name in some})
+        if names:
+            ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
+            raise DataLoss(
+                f"{self._what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
+                f"different steps: when a process was lost, {numbered(ahead)} had already made "
+                "arrays that others had not. Restore what elastic.protect keeps, whose versions "
+                "are complete on all processes, or a checkpoint."
+            )
+
     def _living(self, owners: Mapping[int, int]) -> frozenset[int]:
         """Return the devices whose memory is there: those of processes that take part."""
         world = here()
@@ -360,6 +382,11 @@ class _Restoring:
                 assert target is not None
                 found.append(arrays[self._first[leaf.tie, target]])
         return found
+
+
+def is_torn(world: RuntimeWorld, x: Any) -> bool:
+    """Whether an array was made where the processes had not come equally far."""
+    return type(x) is Array and any(first <= x._born <= last for first, last in world.torn)
 
 
 def _with_values(given: Any, tree: Any) -> Any:

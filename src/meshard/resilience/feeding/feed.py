@@ -72,7 +72,7 @@ def subscribe(
             elements are smaller.
         like: a tree of arrays or ShapeDtypeStructs that the result must match in names, shapes and
             dtypes; its containers are those of the result.
-        max_bytes: the most bytes on their way to one process at once; None for 16 MiB from each
+        max_bytes: the most bytes on their way to one process at once; None for 4 MiB from each
             process that gives.
         delta: whether only changed elements may travel, if the publisher still has the version that
             is served here. ``"auto"``: where that is less, but processes of one host write whole
@@ -262,11 +262,10 @@ class Feed:
         return self.version
 
     def wait(self, version: int | None = None, *, timeout: float | None = None) -> int:
-        """Wait for a version and take the newest one; all processes of the job call it.
+        """Wait until a version, or a newer one, is here; all processes of the job call it.
 
         Args:
-            version: its number, or a smaller one than that which comes; by default any that is
-                newer than what is here.
+            version: its number; by default any that is newer than what is here.
             timeout: the most seconds; by default what `subscribe` was given.
 
         Returns:
@@ -279,21 +278,23 @@ class Feed:
         if version is not None:
             version = integer_of(version, "Feed.wait", "version")
         before = NOTHING if self._served is None else self._served.named
-        deadline, patience = time.monotonic() + limit, 0.0
-        while True:
-            state = self._advance(patience, limit, strict=False)
+        deadline, patience, world = time.monotonic() + limit, 0.0, here()
+
+        def is_here() -> bool:
             now = NOTHING if self._served is None else self._served.named
-            if (now != before and version is None) or (version is not None and now[1] >= version):
-                return now[1]
-            left = deadline - time.monotonic()
-            late = together(here(), "Feed.wait", lambda: time.monotonic() >= deadline)
-            if late[0]:
+            return now != before if version is None else now[1] >= version
+
+        while not all(together(world, "Feed.wait", is_here)):
+            state = self._advance(patience, self._options.timeout, strict=False)
+            late = together(world, "Feed.wait", lambda: time.monotonic() >= deadline)
+            if late[0] and not all(together(world, "Feed.wait", is_here)):
                 asked = "a newer version" if version is None else f"version {version}"
                 raise TransportError(
                     f"Feed.wait: {asked} of {self.name!r} has not come in {limit:g} seconds. "
                     f"{state}"
                 )
-            patience = max(0.0, min(_ROUND, left))
+            patience = max(0.0, min(_ROUND, deadline - time.monotonic()))
+        return self.version
 
     def _advance(self, patience: float, timeout: float, *, strict: bool) -> str:
         """Take the newest version, if there is one that is not here on all processes.
@@ -397,6 +398,7 @@ class Feed:
             found[number] = giver
         asked = [g for g in found.values() if plan.digest not in g.planned]
         given = {"wish": fitting.wish, "taker": plan.taker, "offer": fitting.offer.digest}
+        given["version"] = source.news.number
         for giver in asked:
             giver.send("plan", **given)
         for giver in asked:

@@ -84,6 +84,7 @@ class _Mine:
     offer: str
     number: int
     addresses: tuple[Address, ...]
+    is_announced: bool
 
 
 @final
@@ -156,7 +157,7 @@ class Publisher:
         self._check_alike(world, found, what)
         number = max([mine.number for mine in found])
         members = dict(zip(world.processes, [mine.addresses for mine in found], strict=True))
-        if self._announced is None:  # the process that spoke for the job may have died
+        if not found[0].is_announced:  # the process that spoke for the job has died
             together(world, what, lambda: self._announce(world))
         self._server.put(
             Version(number, self._origin, offer, own, sources, members, time.time()), self._keep
@@ -187,7 +188,7 @@ class Publisher:
                     f"{self.version}."
                 )
         addresses = self._server.addresses
-        return _Mine(offer.digest, number, addresses)
+        return _Mine(offer.digest, number, addresses, self._announced is not None)
 
     def _check_alike(self, world: RuntimeWorld, found: Sequence[_Mine], what: str) -> None:
         """Refuse versions that the processes of the job do not publish alike."""
@@ -217,7 +218,7 @@ class Publisher:
     def wait(
         self, version: int | None = None, *, readers: int = 1, timeout: float | None = None
     ) -> None:
-        """Wait until other jobs serve a version; all processes of the job call it.
+        """Wait until other jobs have taken a version; all processes of the job call it.
 
         Args:
             version: the version, or a newer one; by default the newest.
@@ -236,7 +237,7 @@ class Publisher:
             until = min(deadline, time.monotonic() + _ROUND)
             while world.process_index == first(world):
                 found = self.readers
-                count = sum([v >= wanted for v in found.values()])
+                count = sum([v >= wanted for v in list(self._server.reached.values())])
                 if count >= readers or time.monotonic() >= until:
                     late = time.monotonic() >= deadline
                     return count, ", ".join([f"{n}: {v}" for n, v in found.items()]), late
@@ -249,8 +250,9 @@ class Publisher:
                 return
             if late:
                 raise TransportError(
-                    f"{what}: after {limit:g} seconds {count} of {readers} jobs serve version "
-                    f"{wanted} of {self.name!r}. Those that are connected serve: {told or 'none'}."
+                    f"{what}: after {limit:g} seconds {count} of {readers} jobs have taken "
+                    f"version {wanted} of {self.name!r}. Those that are connected serve: "
+                    f"{told or 'none'}."
                 )
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ program goes on in the meantime; a version is kept as long as somebody takes it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import threading
@@ -139,7 +140,8 @@ class Server:
     Attributes:
         addresses: where it listens.
         told: what it is, in words, for takers.
-        readers: the processes that take, with the version that each has said it serves.
+        readers: the jobs that take, with the version that each has said it serves.
+        reached: the same, of those too that are no longer connected.
         given: bytes that were given so far, over lines and through memory.
     """
 
@@ -148,6 +150,7 @@ class Server:
         self.max_bytes = max_bytes
         self.told = f"process {process}"
         self.readers: dict[int, tuple[str, int]] = {}
+        self.reached: dict[str, int] = {}
         self.given = 0
         self.versions: dict[int, Version] = {}
         self.closing = False
@@ -212,17 +215,24 @@ class Server:
         if any(went_on) or line is not None:
             return
         lines = [session.line for session in self._sessions]
-        wait(lines, _IDLE_SECONDS, [*self._listener.files, self._wake])
+        seconds = min([_IDLE_SECONDS, *[s.until - time.monotonic() for s in self._sessions]])
+        wait(lines, seconds, [*self._listener.files, self._wake])
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 1 << 10)
 
 
 @final
 class _Session:
-    """One taker, which asks for one thing after the other."""
+    """One taker, which asks for one thing after the other.
+
+    Attributes:
+        line: the line to it.
+        until: when it has to be answered, even if nothing happens.
+    """
 
     def __init__(self, server: Server, line: Line) -> None:
         self.line = line
+        self.until = math.inf
         self._server = server
         self._work: Iterator[bool] | None = None
         self._plans: dict[str, tuple[FeedPlan, list[Slab], Wish]] = {}
@@ -295,23 +305,26 @@ class _Session:
 
     def _newer(self, given: dict[str, Any]) -> Iterator[bool]:
         """Say when there is a version newer than one, or that none has come in time."""
-        until = time.monotonic() + given["seconds"]
-        while time.monotonic() < until:
+        self.until = time.monotonic() + given["seconds"]
+        while time.monotonic() < self.until:
             newest = self._server.newest
             if newest is not None and (newest.origin, newest.number) != given["than"]:
                 break
             yield False
+        self.until = math.inf
         yield from self._tell(given)
 
     def _have(self, given: dict[str, Any]) -> Iterator[bool]:
         """Note the version that a taker serves."""
         self._server.readers[id(self)] = given["told"], given["version"]
+        self._server.reached[given["told"]] = given["version"]
         self._say("noted")
         yield True
 
     def _plan(self, given: dict[str, Any]) -> Iterator[bool]:
         """Derive what this process gives to a taker, and say its hash."""
         wish, taker, offer = given["wish"], given["taker"], given["offer"]
+        yield from self._until(given["version"])
         versions = self._server.versions.values()
         found = next((v.offer for v in versions if v.offer.digest == offer), None)
         if found is None:
@@ -322,12 +335,16 @@ class _Session:
             self._say("planned", plan=plan.digest)
         yield True
 
+    def _until(self, version: int) -> Iterator[bool]:
+        """Wait for a version: another process of the job may have it already."""
+        while not any(number >= version for number in self._server.versions):
+            yield False
+
     def _pull(self, given: dict[str, Any]) -> Iterator[bool]:
         """Give what this process has of a version."""
         ask: Ask = given["ask"]
         server = self._server
-        while not any(number >= ask.version for number in server.versions):
-            yield False
+        yield from self._until(ask.version)
         version = server.versions.get(ask.version)
         if version is None or ask.plan not in self._plans:
             self._say("gone")

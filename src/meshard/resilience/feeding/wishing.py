@@ -27,7 +27,7 @@ from meshard.weights.native.structure import leaf_values, named, rebuilt
 from meshard.weights.transfer.mapped import Result
 
 _SLAB = 1 << 20
-_BUCKET = 16 << 20
+_BUCKET = 1 << 22
 _LEAST = 64
 
 

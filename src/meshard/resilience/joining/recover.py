@@ -13,6 +13,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import number_of
 from meshard.errors import ProcessLostError
+from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
@@ -159,7 +160,7 @@ def told_by(world: RuntimeWorld, watchdog: Watchdog) -> _Told:
         watchdog.over,
         world.saves,
         watchdog.unfinished(),
-        (),
+        held_versions(world) if members else (),
     )
 
 
@@ -180,6 +181,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     world.take_part(members)
     world.membership = decision.number
     world.saves = max(told.saves for told in everything)
+    settle(world, newest_common([told.versions for told in everything]))
     if len(members) > 1:
         meet(world, members, "`recover`")
         world.transport.renew(members)

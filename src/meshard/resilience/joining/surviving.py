@@ -10,6 +10,7 @@ import time
 from types import TracebackType
 from typing import final
 
+from meshard.algebra.arguments import count_of, flag_of
 from meshard.errors import ProcessLostError
 from meshard.resilience.joining.recover import Recovery, change, take, told_by
 from meshard.runtime.agree import meet
@@ -52,12 +53,13 @@ class Block:
 class Surviving:
     """The context manager of `surviving`."""
 
-    def __init__(self) -> None:
+    def __init__(self, grows: bool) -> None:
+        self._grows = grows
         self._block = Block()
 
     def __enter__(self) -> Block:
         world = here()
-        found = grow()
+        found = _grown(world, None if self._grows else 0)
         if found.lost or found.joined:
             self._block.recoveries += (found,)
         self._block.changed = world.membership != world.resumed
@@ -78,7 +80,7 @@ class Surviving:
         return False
 
 
-def surviving() -> Surviving:
+def surviving(*, grow: bool = True) -> Surviving:
     """Run a block of work; if a process dies in it, go on behind it without that process.
 
     When the block begins, processes that wait to join are taken in (`grow`). If a
@@ -100,16 +102,20 @@ def surviving() -> Surviving:
     ...                 die()
     ...             guard.refresh({"total": state["total"] + 1, "step": state["step"] + 1})
     ...     return float(guard.tree["total"].sum())
-    >>> simulate(3, 1, program)  # doctest: +SKIP
+    >>> simulate(3, 1, program)
     [20.0, None, 20.0]
+
+    Args:
+        grow: whether processes that wait are taken in; the same on all. A process that waits does
+            so at its first block in any case.
 
     Raises:
         TransportError: if others that live do not come in time, or have given up this process.
     """
-    return Surviving()
+    return Surviving(flag_of(grow, "surviving", "grow"))
 
 
-def grow() -> Recovery:
+def grow(spares: int | None = None) -> Recovery:
     """Take in the processes that wait to join; all that take part call this.
 
     Waiting are the spares of ``meshard run --spares`` that have come to their own first call of
@@ -117,22 +123,32 @@ def grow() -> Recovery:
     process that waits returns from this when it was taken in, or ends if the job ends before.
     Newcomers get what they need by `restore`.
 
+    Args:
+        spares: how many spares to take in at most; by default as many as processes were lost.
+            Processes that were started by hand are taken in in any case.
+
     Returns:
         Who has joined; nobody if none waits.
 
     Raises:
         TransportError: if others that live do not come in time, or have given up this process.
+        ArgumentError: if ``spares`` is not a number of processes.
     """
-    world, begun = here(), time.monotonic()
-    watchdog = world.transport.watchdog
+    if spares is not None:
+        spares = count_of(spares, "grow", "spares")
+    return _grown(here(), spares)
+
+
+def _grown(world: RuntimeWorld, spares: int | None) -> Recovery:
+    begun, watchdog = time.monotonic(), world.transport.watchdog
     if watchdog is None:
         return Recovery((), (), world.processes, None, None, None, 0.0)
     before, lost = world.processes, False
     if world.waits:
         _join(world, watchdog)
-    while watchdog.may_grow():
+    while watchdog.may_grow() and _has_room(world, spares):
         try:
-            joining = _waiting(world, watchdog)
+            joining = _chosen(world, _waiting(world, watchdog), spares)
         except ProcessLostError:
             change(world)
             lost = True
@@ -140,10 +156,26 @@ def grow() -> Recovery:
         if not joining:
             break
         change(world, joining=joining)
+        if spares is not None:
+            spares = max(0, spares - len(joining))
     now, seconds = world.processes, time.monotonic() - begun
     gone = tuple([p for p in before if p not in now]) if lost else ()
     new = tuple([p for p in now if p not in before])
     return Recovery(gone, new, now, None, None, None, seconds)
+
+
+def _has_room(world: RuntimeWorld, spares: int | None) -> bool:
+    """Whether any process that waits would be taken in; the same on all."""
+    if world.process_count > world.started_count:  # some were started by hand
+        return True
+    return spares != 0 and (spares is not None or len(world.processes) < world.wanted_count)
+
+
+def _chosen(world: RuntimeWorld, waiting: set[int], spares: int | None) -> set[int]:
+    """Return which of the processes that wait are taken in."""
+    room = max(0, world.wanted_count - len(world.processes)) if spares is None else spares
+    reserve = sorted([p for p in waiting if p < world.started_count])
+    return {*reserve[:room], *[p for p in waiting if p >= world.started_count]}
 
 
 def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> set[int]:

@@ -181,6 +181,8 @@ class Rendezvous:
     ) -> Announcement:
         """Have a name stand for this process, until the announcement is withdrawn.
 
+        A name that another process has announced with the same token passes to this one.
+
         Args:
             name: the name.
             addresses: where this process listens.
@@ -197,7 +199,7 @@ class Rendezvous:
         )
         with self._alone():
             found = self.find(name)
-            if found is not None:
+            if found is not None and found.token != token:
                 raise ArgumentError(
                     f"The name {name!r} is taken: {found.told} announced it "
                     f"{_ago(found.since)} and {_life(found)}. End that process or choose another "

@@ -7,20 +7,32 @@ words on it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from collections.abc import Collection
 from typing import final
 
 from meshard.errors import TransportError
 from meshard.runtime.lines.connecting import connect
 from meshard.runtime.lines.line import Line
+from meshard.runtime.processes.whereabouts import launcher
 
 KEEPER = "MESHARD_KEEPER"
 """The variable: a token, and the addresses at which `meshard run` listens."""
 JOINED, ENDED, FAILED, GAVE_UP = "joined", "ended", "failed", "gave up"
 """What it says: it has joined; its program has ended, or has failed; it waited for others in vain.
 """
+_OUT_OF_REACH = tuple(
+    os.strerror(code)
+    for code in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+)
 _PATIENCE = 5.0
 """Seconds that the `meshard run` has to answer; without it the job runs as without one."""
+
+
+def is_out_of_reach(reason: str) -> bool:
+    """Whether a line was closed because its other end does not answer: it may well live."""
+    return any(told in reason for told in _OUT_OF_REACH)
 
 
 @final
@@ -41,6 +53,20 @@ class KeeperLine:
         if self._line is not None:
             with contextlib.suppress(TransportError):
                 self._line.send(word.encode())
+
+    def is_cut(self, far: Collection[str] = ()) -> bool:
+        """Whether the `meshard run` is out of reach, so that its job goes on without this process.
+
+        Of the two sides of a cut link, the one with the `meshard run` may go on.
+
+        Args:
+            far: hosts that were found to be out of reach.
+        """
+        line = self._line
+        if line is None:
+            return False
+        line.poll()
+        return is_out_of_reach(line.reason or "") or launcher()[0] in far
 
     def _forget(self) -> None:
         """Close this copy of the line, in a forked child: it must end with its owner."""

@@ -27,6 +27,23 @@ def state_of(pid: int) -> tuple[str, str]:
         return "", ""
 
 
+def parent_of(pid: int) -> tuple[str, int]:
+    """Return the program of a process and its parent; an empty name and 0 if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            before, _, after = file.read().rpartition(")")
+        return before.partition("(")[2], int(after.split()[1])
+    except (OSError, IndexError):
+        return "", 0
+
+
+def launcher() -> Whereabouts:
+    """Return where the `meshard run` of this job is; an empty host if there is none."""
+    host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
+    pid, _, begun = rest.partition("@")
+    return (host, int(pid), begun) if pid.isdecimal() else ("", 0, "")
+
+
 def job_name(place: Whereabouts) -> str:
     """Return a name for the job whose first process is at a place, fit for file names."""
     host, pid, begun = place

@@ -1,0 +1,268 @@
+"""Weights from a training job to a serving one: bytes, seconds, pauses, reads, kills.
+
+    python -m bench.publish                        two jobs by mpiexec: 4 trainers, 2 servers
+    python -m bench.publish --torch PYTHON         and over gloo in the same run, by that Python
+    python -m bench.publish --kills 50             either side killed in the middle, and again
+
+The trainers hold float32 rows, as FSDP has them; the servers bfloat16 parts, as tensor parallelism
+has them, with query, key and value in one tensor. What is served is compared with the formula that
+it was made by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parents[1]
+TRAINERS, SERVERS = 4, 2
+NAME = "policy"
+
+
+def shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
+    """The tensors of a model with grouped heads: name and shape."""
+    found = {}
+    for k in range(layers):
+        found |= {
+            f"layers.{k}.q": (width, width),
+            f"layers.{k}.k": (width // 4, width),
+            f"layers.{k}.v": (width // 4, width),
+            f"layers.{k}.o": (width, width),
+            f"layers.{k}.up": (width * 11 // 4, width),
+            f"layers.{k}.down": (width, width * 11 // 4),
+        }
+    return found
+
+
+def formula(index: tuple[slice, ...], shape: tuple[int, int], version: int) -> Any:
+    """A tensor's box in a version: small integers, so that bfloat16 holds them exactly."""
+    rows, columns = (np.arange(*s.indices(n)) for s, n in zip(index, shape, strict=True))
+    return ((rows[:, None] * 31 + columns) % 97 + version % 100).astype(np.float32)
+
+
+# The trainers' program.
+
+
+def train(options: argparse.Namespace) -> None:
+    """Publish version after version; each when the folder says so."""
+    import meshard
+    import meshard.numpy as mnp
+    from meshard import elastic
+    from meshard.sharding import Mesh, NamedSharding, P
+
+    mesh = Mesh(np.array(meshard.devices()), ("fsdp",))
+    rows = NamedSharding(mesh, P("fsdp"))
+    tensors = shapes(options.layers, options.width)
+
+    dtype = mnp.dtype(options.dtype)
+
+    def tree(version: int) -> dict[str, Any]:
+        return {
+            name: meshard.make_array_from_callback(
+                shape, rows, lambda i, shape=shape: formula(i, shape, version).astype(dtype)
+            )
+            for name, shape in tensors.items()
+        }
+
+    trees = [tree(v) for v in (1, 2)]
+    me = meshard.process_index()
+    with elastic.publish(NAME, trees[0], delta=options.delta == "true" or False) as publisher:
+        for k in range(2, options.versions + 1):
+            publisher.wait(timeout=60)
+            publisher.publish(trees[1 - k % 2])
+        publisher.wait(timeout=60)
+        tell(options.folder, f"trainer-{me}", {"given": publisher.bytes_given})
+
+
+# The servers' program.
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Take version after version while threads read."""
+    import meshard
+    from meshard import elastic
+    from meshard.checkpoint import KeyMap
+    from meshard.sharding import Mesh, NamedSharding, P
+
+    mesh = Mesh(np.array(meshard.devices()), ("tp",))
+    qkv = KeyMap(rest="keep").fuse(
+        ["layers.{n}.q", "layers.{n}.k", "layers.{n}.v"], "layers.{n}.qkv"
+    )
+
+    def place(name: str, struct: Any) -> NamedSharding:
+        return NamedSharding(mesh, P(None, "tp") if name.endswith(("o", "down")) else P("tp"))
+
+    me = meshard.process_index()
+    with elastic.subscribe(NAME, place, map=qkv, dtype="bfloat16", timeout=60) as feed:
+        reads = Reads(feed, options.pause)
+        seconds = []
+        while feed.version < options.versions:
+            feed.wait(timeout=60)
+            seconds.append(feed.received.seconds)
+        reads.stop()
+        tell(
+            options.folder,
+            f"server-{me}",
+            {
+                "seconds": seconds,
+                "nbytes": feed.received.nbytes,
+                "needed": feed.plan.nbytes,
+                "lines": feed.received.lines,
+                "by_giver": feed.received.by_giver,
+                "reads": reads.count,
+                "mixed": reads.mixed,
+                "longest": reads.longest,
+                "wrong": wrong(feed, options),
+            },
+        )
+
+
+class Reads:
+    """A thread that reads all the time, and looks whether what it reads is of one version."""
+
+    def __init__(self, feed: Any, pause: float) -> None:
+        self.count = self.mixed = 0
+        self.longest = 0.0
+        self._feed = feed
+        self._pause = pause
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        last = time.perf_counter()
+        while not self._stopped:
+            with self._feed.lease() as tree:
+                found = {int(x._live()[n][0, 0]) for x in tree.values() for n in x._type.local[:1]}
+            # All begin with a value of the formula at their first index; the version is what
+            # they have beyond it, so two versions differ in every tensor.
+            self.count += 1
+            self.mixed += len(found) > 97
+            now = time.perf_counter()
+            self.longest, last = max(self.longest, now - last), now
+            time.sleep(self._pause)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+
+def wrong(feed: Any, options: argparse.Namespace) -> int:
+    """How many elements of this process differ from the formula."""
+    tensors = shapes(options.layers, options.width)
+    count = 0
+    version = 2 - feed.version % 2
+    for name, array in feed.tree.items():
+        base = name.removesuffix("qkv")
+        parts = [base + part for part in "qkv"] if name.endswith("qkv") else [name]
+        whole = np.concatenate([formula((slice(None),) * 2, tensors[p], version) for p in parts])
+        for shard in array.addressable_shards:
+            count += int((np.asarray(shard.data).astype(np.float32) != whole[shard.index]).sum())
+    return count
+
+
+def tell(folder: str, name: str, facts: dict[str, Any]) -> None:
+    Path(folder, f"{name}.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+# Both jobs.
+
+
+def job(options: argparse.Namespace, role: str, count: int, folder: str) -> subprocess.Popen[bytes]:
+    """Start a job of some processes."""
+    given = ["--layers", options.layers, "--width", options.width, "--versions", options.versions]
+    program = ["-m", "bench.publish", "--role", role, "--folder", folder, *map(str, given)]
+    program += ["--delta", options.delta, "--pause", str(options.pause), "--dtype", options.dtype]
+    line = [sys.executable, "-m", "meshard", "run", "-n", str(count), "--devices-per-process", "1"]
+    variables = {"MESHARD_RENDEZVOUS": f"{folder}/names", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*line, "--", *program], cwd=HERE, env=os.environ | variables, start_new_session=True
+    )
+
+
+def facts(folder: str, role: str, count: int) -> Iterator[dict[str, Any]]:
+    for k in range(count):
+        yield json.loads(Path(folder, f"{role}-{k}.json").read_text(encoding="utf-8"))
+
+
+def raw_rate(nbytes: int) -> float:
+    """Bytes a second of a plain copy between memory that was touched before."""
+    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    best = 0.0
+    for _ in range(5):
+        begun = time.perf_counter()
+        np.copyto(target, source)
+        best = max(best, nbytes / (time.perf_counter() - begun))
+    return best
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run both jobs and print what they found."""
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            job(options, "trainer", TRAINERS, folder),
+            job(options, "server", SERVERS, folder),
+        ]
+        try:
+            codes = [one.wait(timeout=180) for one in jobs]
+        finally:
+            for one in jobs:
+                if one.poll() is None:
+                    os.killpg(one.pid, signal.SIGKILL)
+        assert codes == [0, 0], codes
+        servers = list(facts(folder, "server", SERVERS))
+        trainers = list(facts(folder, "trainer", TRAINERS))
+    needed = sum([s["needed"] for s in servers])
+    seconds = statistics.median(
+        [max(pair) for pair in zip(*[s["seconds"][1:] for s in servers], strict=False)]
+    )
+    raw = raw_rate(needed)
+    print(f"needed             {needed / 1e6:10.1f} MB of bfloat16 by {SERVERS} servers")
+    print(
+        f"received           {sum([s['nbytes'] for s in servers]) / needed:10.4f} x what is needed"
+    )
+    print(f"over sockets       {sum([s['lines'] for s in servers]) / 1e3:10.1f} kB a version")
+    given = [t["given"] for t in trainers]
+    print(f"largest sender     {max(given) / (sum(given) / len(given)):10.3f} x mean")
+    print(f"a version takes    {seconds * 1e3:10.1f} ms, {needed / seconds / 1e9:.2f} GB/s")
+    print(f"a raw copy         {needed / raw * 1e3:10.1f} ms, {raw / 1e9:.2f} GB/s")
+    print(f"of a raw copy      {needed / seconds / raw:10.2f}")
+    print(
+        f"reads              {sum([s['reads'] for s in servers]):10d}, "
+        f"mixed {sum([s['mixed'] for s in servers])}"
+    )
+    print(f"longest read       {max([s['longest'] for s in servers]) * 1e3:10.1f} ms")
+    print(f"wrong elements     {sum([s['wrong'] for s in servers]):10d}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--role", choices=["both", "trainer", "server"], default="both")
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--versions", type=int, default=8)
+    parser.add_argument("--delta", default="auto")
+    parser.add_argument("--pause", type=float, default=1e-3, help="seconds between two reads")
+    parser.add_argument("--dtype", default="float32", help="the trainers' dtype")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--torch", default="")
+    options = parser.parse_args()
+    {"both": run, "trainer": train, "server": serve}[options.role](options)
+
+
+if __name__ == "__main__":
+    main()
