@@ -84,7 +84,6 @@ class Placing:
         self._ring = sorted(apart.devices)
         self._rank = {p: i for i, p in enumerate(self._ring)}
         self._process_of = {d: p for p, ids in apart.devices.items() for d in ids}
-        self._turns = dict.fromkeys(self._ring, 0)
 
     def copies(self, own: Layout, itemsize: int) -> Layout | None:
         """Return a grid with the devices that get a copy of each cell; None if nothing is needed.
@@ -105,7 +104,9 @@ class Placing:
             processes = [self._process_of.get(d, -1) for d in holders[cell].tolist()]
             nbytes = fine.box(cell).volume * itemsize
             chosen = self._chosen([p for p in processes if p >= 0], int(lacking[cell]), nbytes)
-            found[cell, : len(chosen)] = chosen
+            # Alike arrays get alike grids, so that they are planned once.
+            ids = [self._apart.devices[p] for p in chosen]
+            found[cell, : len(ids)] = [each[cell % len(each)] for each in ids]
         return Layout(own.shape, cuts, found.reshape(*fine.grid, -1))
 
     def _lacking(self, own: Layout) -> Ints:
@@ -145,7 +146,7 @@ class Placing:
         return (*own.points[:dim], np.unique(np.concatenate(extra)), *own.points[dim + 1 :])
 
     def _chosen(self, holders: Sequence[int], count: int, nbytes: int) -> list[int]:
-        """Return the devices that get a copy of one cell: of neighbours that have least so far."""
+        """Return who gets a copy of one cell: the neighbours that have least so far."""
         domain, ring = self._apart.domain, self._ring
         taken = {domain[p] for p in holders}
         first = self._rank[holders[0]] + 1
@@ -164,7 +165,5 @@ class Placing:
             process = min(free, key=self.held.__getitem__)  # the nearest of those that are equal
             taken.add(domain[process])
             self.held[process] += nbytes
-            ids = self._apart.devices[process]
-            found.append(ids[self._turns[process] % len(ids)])
-            self._turns[process] += 1
+            found.append(process)
         return found

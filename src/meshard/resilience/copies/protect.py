@@ -506,14 +506,18 @@ def _way(world: RuntimeWorld, asked: _Asked, arrays: tuple[tuple[str, ArrayType]
     process_of = {d.id: d.process_index for d in world.everything} | {-1: -1}
     parts: list[MovePart | None] = []
     owners: list[Mapping[int, int]] = []
+    known: dict[tuple[Layout, Layout], MovePart] = {}
     for array in plan.arrays:
         grid = array.copies
         if grid is None:
             parts.append(None)
             owners.append({})
             continue
-        source = Source(array.own, alive=array.alive)
-        parts.append(assemble(grid, [source], process_of, world.process_index))
+        ends = array.own, grid
+        if ends not in known:
+            source = Source(array.own, alive=array.alive)
+            known[ends] = assemble(grid, [source], process_of, world.process_index)
+        parts.append(known[ends])
         owners.append({d: process_of[d] for d in np.unique(grid.tensor).tolist() if d >= 0})
     return _Way(plan, tuple(parts), tuple(owners))
 

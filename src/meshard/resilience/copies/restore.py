@@ -14,10 +14,12 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import device_ids_of
+from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, DataLoss, ShardingError
 from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.protect import Protected, without_blocks
@@ -34,7 +36,6 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
-from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.watching.ledger import wired
@@ -210,6 +211,7 @@ class _Restoring:
     ) -> None:
         self._kept = kept
         self._holders = holders
+        self._parts: dict[tuple[Layout, Layout], Part] = {}
         self._files = files
         self._what = what
         tree = kept.tree
@@ -295,27 +297,6 @@ class _Restoring:
             arrays[number] = Array(self._type(world, number), found)
         return unflatten(self._kept.structure, self._leaves(arrays))
 
-    def _check_whole(self, world: RuntimeWorld) -> None:
-        """Refuse arrays that were made where the processes had not come equally far.
-
-        Raises:
-            DataLoss: if there are some, on any process.
-        """
-        if not world.membership:
-            return
-        meet(world, world.processes, f"`{self._what}`")
-        mine = [x.name for x in self._kept.leaves if x.array and is_torn(world, x.source)]
-        told: list[Any] = world.transport.all_gather(mine, world.processes)
-        names = sorted({name for some in told for name in some})
-        if names:
-            ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
-            raise DataLoss(
-                f"{self._what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
-                f"different steps: when a process was lost, {numbered(ahead)} had already made "
-                "arrays that others had not. Restore what elastic.protect keeps, whose versions "
-                "are complete on all processes, or a checkpoint."
-            )
-
     def _living(self, owners: Mapping[int, int]) -> frozenset[int]:
         """Return the devices whose memory is there: those of processes that take part."""
         world = here()
@@ -360,11 +341,19 @@ class _Restoring:
         if array.cells is not None:
             assert self._files is not None
             stocks.append(read_stock(world, self._files, array.cells, leaf.name, dtype, mine))
-        processes = dict(array.process_of) if world.process_count > 1 else None
-        source = Source(array.whole, alive=array.alive, near=array.near)
-        target = array.wanted.destination
-        part = assemble(target, [source], processes, world.process_index, world.sharing)
+        part = self._part(world, array)
         return ArrayMove(part, tuple(blocks_of(array.whole, stocks, mine)), dtype)
+
+    def _part(self, world: RuntimeWorld, array: RestoredArray) -> Part:
+        """Return what this process does for all arrays that are laid out alike."""
+        ends = array.whole, array.wanted.destination
+        found = self._parts.get(ends)
+        if found is None:
+            processes = dict(array.process_of) if world.process_count > 1 else None
+            source = Source(array.whole, alive=array.alive, near=array.near)
+            me, hosts = world.process_index, world.sharing
+            found = self._parts[ends] = assemble(ends[1], [source], processes, me, hosts)
+        return found
 
     def _type(self, world: RuntimeWorld, number: int) -> Any:
         leaf, target = self._kept.leaves[number], self._targets[number]
@@ -382,11 +371,6 @@ class _Restoring:
                 assert target is not None
                 found.append(arrays[self._first[leaf.tie, target]])
         return found
-
-
-def is_torn(world: RuntimeWorld, x: Any) -> bool:
-    """Whether an array was made where the processes had not come equally far."""
-    return type(x) is Array and any(first <= x._born <= last for first, last in world.torn)
 
 
 def _with_values(given: Any, tree: Any) -> Any:
