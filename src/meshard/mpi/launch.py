@@ -32,6 +32,7 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
+from meshard.runtime.processes import told
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.settings import HOST, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
@@ -195,7 +196,10 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     speak_when_ended(transport.watchdog)
 
     def finish() -> None:
-        if ending.is_copy or mpi.Is_finalized():
+        if ending.is_copy:
+            return
+        transport.channel.keeper.say(told.ENDED)
+        if mpi.Is_finalized():
             return
         if not ending.is_orderly():
             _finalize_without_the_others(mpi)
