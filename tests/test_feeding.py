@@ -695,6 +695,9 @@ class TestStages:
         wrong = {**vars(stage.door), "mark": b"x" * 16}
         with pytest.raises(OSError, match="another host"):
             Opened(type(stage.door)(**wrong))
+        wrong = {**vars(stage.door), "host": "elsewhere"}
+        with pytest.raises(OSError, match="on elsewhere is out of reach"):
+            Opened(type(stage.door)(**wrong))
         wrong = {**vars(stage.door), "identity": (0, 0)}
         with pytest.raises(OSError, match="another feed"):
             Opened(type(stage.door)(**wrong))
