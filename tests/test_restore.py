@@ -8,6 +8,7 @@ import pytest
 import meshard
 from meshard import checkpoint, elastic
 from meshard.errors import CheckpointError, DataLoss, MissingFileError, TreeError
+from meshard.runtime.settings import Table
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
@@ -15,6 +16,7 @@ from meshard.testing import virtual_devices
 from tests.losing import box_mask, held_mask, lose, random_sharding
 from tests.test_missing import local_parts, rows
 
+HOSTS = [None, [0, 0, 1, 1], [0, 1, 1, 2]]
 SHAPES = {"w": (12, 10), "b": (7,), "c": (3, 4, 5)}
 
 
@@ -77,7 +79,9 @@ def test_a_tree_comes_back_with_the_same_bits_or_the_lost_boxes(seed, tmp_path):
             assert found["state"][k].sharding == after["state"][k]
         return log.received, str(again)
 
-    found = [r for r in simulate(4, 2, program) if r is not None]
+    shared = Table(replicas=8 if seed % 2 else 1 << 20)
+    told = simulate(4, 2, program, hosts=HOSTS[seed % 3], table=shared)
+    found = [r for r in told if r is not None]
     assert all(r == found[0] for r in found)
 
 
@@ -178,3 +182,32 @@ def test_donors_share_the_work_and_the_plan_says_so():
     assert "1.00 x the least possible" in text
     assert f"{plan.largest_sender_bytes:,}" in text
     assert plan.simulate("one process").bytes == plan.bytes_moved
+
+
+def test_near_holders_give_before_far_ones():
+    """Rows are on both hosts; the process that joins its host's layout gets them from there."""
+
+    def program():
+        world = here()
+        value = np.arange(64.0).reshape(8, 8)
+        grid = np.array(world.devices).reshape(2, 3)[::-1, :2]  # two of each host have all rows
+        x = meshard.device_put(value, NamedSharding(Mesh(grid, ("host", "x")), P("x")))
+        sent = []
+        real = world.transport.exchange
+
+        def counted(sends, receives):
+            sent.extend((peer, sum(b.nbytes for b in blocks)) for peer, blocks in sends)
+            real(sends, receives)
+
+        world.transport.exchange = counted
+        whole = NamedSharding(Mesh(np.array(world.devices), ("x",)), P())
+        plan = elastic.plan_restore({"x": x}, whole)
+        assert plan.bytes_moved == plan.bound == value.nbytes * 4
+        assert plan.sent == {0: 512, 1: 512, 3: 512, 4: 512}
+        found = elastic.restore({"x": x}, whole)["x"]
+        assert np.array_equal(np.asarray(found), value)
+        far = [n for peer, n in sent if world.hosts[peer] != world.hosts[world.process_index]]
+        return sum(n for _, n in sent), sum(far)
+
+    found = simulate(6, 1, program, hosts=[0, 0, 0, 1, 1, 1])
+    assert found == [(512, 0), (512, 0), (0, 0), (512, 0), (512, 0), (0, 0)]

@@ -171,6 +171,8 @@ PAIRS_AT_ONCE = 1 << 21
 """Pairs of cells that are held at once while they are summed: some hundred megabytes."""
 GROUP_COST = 4096
 """Pairs of cells that take about as long as one group's grids do, besides their cells."""
+MOST_HOSTS = 64
+"""Hosts up to which elements come from the receiver's own host where they are there too."""
 LEVELLING_ROUNDS = 32
 """How often the shares of all holders are levelled: a chain of as many sets comes to rest."""
 DEVICES_AT_ONCE = 8192

@@ -19,8 +19,10 @@ from typing import final
 from meshard.algebra.box import Box, Index
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
+from meshard.plan.hops.cells import Units
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Jobs, flat_boxes
+from meshard.plan.hops.near import near_hops
 from meshard.plan.move.part import Copy, Message, Part, Recipe
 from meshard.plan.move.replicas import Ownership, ownership, with_replicas
 from meshard.tuning import MANY_PIECES
@@ -38,6 +40,8 @@ class Source:
             between its elements; None if the map's positions are the destination's.
         flat: whether the destination has one dim, with the elements in C order; no maps are used.
         alive: the devices that still hold their part; None for all.
+        near: the host of each device, if holders on the receiver's own give before others; the
+            layout is then a grid, and ``alive`` is given.
     """
 
     layout: Layout
@@ -45,6 +49,7 @@ class Source:
     onto: tuple[tuple[int, int], ...] | None = None
     flat: bool = False
     alive: frozenset[int] | None = None
+    near: Mapping[int, int] | None = None
 
 
 @final
@@ -347,12 +352,19 @@ def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int]
             mine = next((c for c in choices if me in holders[c.origin]), None)
             if mine is not None:
                 found.local[piece].append(mine)
-    hop = Hop(layout, destination, unit_map(process_of), alive=source.alive)
-    for row, peer in enumerate((sends := hop.sends([me])).receiver.tolist()):
-        found.sends[peer] += _carried(hop, sends, row, holders, wanted)
-    for row, peer in enumerate((receives := hop.receives([me])).sender.tolist()):
-        found.receives[peer] += _carried(hop, receives, row, holders, wanted)
+    for hop in _hops(source, destination, unit_map(process_of)):
+        for row, peer in enumerate((sends := hop.sends([me])).receiver.tolist()):
+            found.sends[peer] += _carried(hop, sends, row, holders, wanted)
+        for row, peer in enumerate((receives := hop.receives([me])).sender.tolist()):
+            found.receives[peer] += _carried(hop, receives, row, holders, wanted)
     return _part(destination, [source], wanted, me, found)
+
+
+def _hops(source: Source, destination: Layout, units: Units) -> tuple[Hop, ...]:
+    """Return the exchanges between processes; several if near holders give before others."""
+    if source.near is None or source.alive is None:
+        return (Hop(source.layout, destination, units, alive=source.alive),)
+    return near_hops(source.layout, destination, units, alive=source.alive, hosts=source.near)
 
 
 def _carried(

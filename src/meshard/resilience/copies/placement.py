@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NEIGHBOURS = 4
 """Among how many processes the copies of one process's boxes are divided."""
+_EVEN = 1.25
+"""The largest process's part of one array's copies, over the mean, for alike arrays to share."""
 _LEAST_PART = 1 << 12
 """Bytes of the smallest part that a box is cut into."""
 
@@ -84,7 +86,7 @@ class Placing:
         self._ring = sorted(apart.devices)
         self._rank = {p: i for i, p in enumerate(self._ring)}
         self._process_of = {d: p for p, ids in apart.devices.items() for d in ids}
-        self._turns = dict.fromkeys(self._ring, 0)
+        self._even: dict[tuple[Layout, int], tuple[Layout | None, Mapping[int, int]]] = {}
 
     def copies(self, own: Layout, itemsize: int) -> Layout | None:
         """Return a grid with the devices that get a copy of each cell; None if nothing is needed.
@@ -92,7 +94,24 @@ class Placing:
         Args:
             own: what the array's own devices hold, as a grid; other devices do not count.
             itemsize: bytes of an element.
+
+        Arrays that are laid out alike get the same grid, if it is even by itself: so they are
+        planned once.
         """
+        known = self._even.get((own, itemsize))
+        if known is not None:
+            for process, nbytes in known[1].items():
+                self.held[process] += nbytes
+            return known[0]
+        before = dict(self.held)
+        grid = self._placed(own, itemsize)
+        more = {p: n - before[p] for p, n in self.held.items()}
+        if max(more.values()) * len(more) <= _EVEN * sum(more.values()):
+            self._even[own, itemsize] = grid, {p: n for p, n in more.items() if n}
+        return grid
+
+    def _placed(self, own: Layout, itemsize: int) -> Layout | None:
+        """Return the copies of one array, to those that have least so far."""
         lacking = self._lacking(own)
         if not lacking.any():
             return None
@@ -105,7 +124,8 @@ class Placing:
             processes = [self._process_of.get(d, -1) for d in holders[cell].tolist()]
             nbytes = fine.box(cell).volume * itemsize
             chosen = self._chosen([p for p in processes if p >= 0], int(lacking[cell]), nbytes)
-            found[cell, : len(chosen)] = chosen
+            ids = [self._apart.devices[p] for p in chosen]
+            found[cell, : len(ids)] = [each[cell % len(each)] for each in ids]
         return Layout(own.shape, cuts, found.reshape(*fine.grid, -1))
 
     def _lacking(self, own: Layout) -> Ints:
@@ -145,7 +165,7 @@ class Placing:
         return (*own.points[:dim], np.unique(np.concatenate(extra)), *own.points[dim + 1 :])
 
     def _chosen(self, holders: Sequence[int], count: int, nbytes: int) -> list[int]:
-        """Return the devices that get a copy of one cell: of neighbours that have least so far."""
+        """Return who gets a copy of one cell: the neighbours that have least so far."""
         domain, ring = self._apart.domain, self._ring
         taken = {domain[p] for p in holders}
         first = self._rank[holders[0]] + 1
@@ -164,7 +184,5 @@ class Placing:
             process = min(free, key=self.held.__getitem__)  # the nearest of those that are equal
             taken.add(domain[process])
             self.held[process] += nbytes
-            ids = self._apart.devices[process]
-            found.append(ids[self._turns[process] % len(ids)])
-            self._turns[process] += 1
+            found.append(process)
         return found

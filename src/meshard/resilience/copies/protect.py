@@ -22,17 +22,19 @@ from meshard.plan.captions import count_text
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part as MovePart
 from meshard.plan.move.wires import Wire
 from meshard.resilience.copies.kept import Kept, KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.placement import Apart
 from meshard.resilience.copies.protect_plan import CopiedArray, ProtectPlan, plan_copies
-from meshard.resilience.copies.stocks import Stock, blocks_of, left, own_blocks
+from meshard.resilience.copies.stocks import gridded, left, own_blocks
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.missing import living_ids, missing_boxes
+from meshard.runtime.memo import memoized
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.trees import unflatten
-from meshard.runtime.types import Block, Blocks, dtype_name
+from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -61,7 +63,9 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
     asked = _Asked.checked(copies, apart, what)
     world = here()
     asked.check(world, what)
-    return _planned(world, _held(world, kept_tree(tree), what), asked)
+    held = _held(world, kept_tree(tree), what)
+    _check_complete(world, held, what)
+    return _way(world, asked, held.types).plan
 
 
 def protect(
@@ -290,19 +294,18 @@ class Protected:
         held = _held(world, kept_tree(tree), what)
         self._check_structure(held.tree, what)
         check_whole(world, held.tree, what)
-        plan = _planned(world, held, self._asked)
-        number = self._number + 1
+        _check_complete(world, held, what)
+        way = _way(world, self._asked, held.types)
+        plan, number = way.plan, self._number + 1
         key = (what, self.name, number, plan.digest)
         agreed(world, world.processes, key, f"`{what}` of {self.name}, version {number}")
         own = {id(x): x.copy() for x in held.arrays.values()}
         arrays = {i: own[id(x)] for i, x in held.arrays.items()}
-        _check_complete(world, held, what)
         if world.ledgers:
             wired(world, what, [_wire(a) for a in plan.arrays if a.copies is not None])
-        copied = _copied(world, plan, held.numbers, arrays)
-        by_name = {i: a.copies for i, a in zip(held.numbers, plan.arrays, strict=True)}
+        copied = way.run(world, held.numbers, arrays)
         token = number, world.processes
-        left = _with_copies(world, held.tree, arrays, by_name, copied)
+        left = _with_copies(held, way, arrays, copied)
         self._staged = _Kept(token, left, arrays, copied)
         world.transport.barrier(world.processes)
         self._commit(self._staged)
@@ -396,6 +399,11 @@ class _Held:
     arrays: Mapping[int, Array]
     numbers: tuple[int, ...]
 
+    @property
+    def types(self) -> tuple[tuple[str, ArrayType], ...]:
+        """The name and the type of each distinct array."""
+        return tuple([(self.tree.leaves[i].name, self.arrays[i]._type) for i in self.numbers])
+
 
 def _held(world: RuntimeWorld, given: KeptTree, what: str) -> _Held:
     """Return a tree whose arrays are all told by who holds them.
@@ -420,14 +428,9 @@ def _held(world: RuntimeWorld, given: KeptTree, what: str) -> _Held:
 
 def _everywhere(world: RuntimeWorld, name: str, array: Array) -> Kept:
     """Return an array that each process has by itself, as one that all of them hold."""
-    owners: dict[int, int] = {}
-    for device in world.devices:
-        if device.process_index not in owners.values():
-            owners[device.id] = device.process_index
-    tensor = np.array(list(owners), np.int64).reshape(*[1] * array.ndim, -1)
-    own = Layout(array.shape, tuple([(0, n) for n in array.shape]), tensor)
+    own = _own_grid(world, array._type)
     blocks = (partial(own_blocks, array),)
-    return Kept(name, None, (array.shape, array.dtype), own, None, blocks, owners)
+    return Kept(name, None, (array.shape, array.dtype), own, None, blocks, _firsts(world))
 
 
 def _told(leaf: Kept, what: str) -> Any:
@@ -466,70 +469,96 @@ def _check_complete(world: RuntimeWorld, held: _Held, what: str) -> None:
         )
 
 
-def _planned(world: RuntimeWorld, held: _Held, asked: _Asked) -> ProtectPlan:
+@final
+@dataclass(frozen=True)
+class _Way:
+    """How arrays of some types are copied, worked out once.
+
+    Attributes:
+        plan: which boxes go to whom.
+        parts: for each array what this process does; None if it has enough holders.
+        owners: the process of each device that gets a copy of it.
+    """
+
+    plan: ProtectPlan
+    parts: tuple[MovePart | None, ...]
+    owners: tuple[Mapping[int, int], ...]
+
+    def run(
+        self, world: RuntimeWorld, numbers: Sequence[int], arrays: Mapping[int, Array]
+    ) -> dict[int, Blocks]:
+        """Copy the boxes that need it to their neighbours; return the blocks that arrive here."""
+        going = [(i, p) for i, p in zip(numbers, self.parts, strict=True) if p is not None]
+        moves = [ArrayMove(p, tuple(own_blocks(arrays[i])), arrays[i].dtype) for i, p in going]
+        return dict(zip([i for i, _ in going], run_moves(world, moves), strict=True))
+
+
+@memoized(most=64)
+def _way(world: RuntimeWorld, asked: _Asked, arrays: tuple[tuple[str, ArrayType], ...]) -> _Way:
+    """Return how arrays of some names and types are copied."""
     found = []
-    for number in held.numbers:
-        leaf = held.tree.leaves[number]
-        assert leaf.array is not None
-        assert leaf.own is not None
-        shape, dtype = leaf.array
-        text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
-        living = living_ids(world, held.arrays[number].sharding)
-        own = leaf.own if living is None else left(leaf.own, living)
-        found.append((leaf.name, text, dtype.itemsize, own))
-    return plan_copies(found, asked.apart(world), asked.kind)
-
-
-def _copied(
-    world: RuntimeWorld, plan: ProtectPlan, numbers: Sequence[int], arrays: Mapping[int, Array]
-) -> dict[int, Blocks]:
-    """Copy the boxes that need it to their neighbours; return the blocks that arrive here."""
-    mine = [d.id for d in world.local_devices]
+    for name, type_ in arrays:
+        living = living_ids(world, type_.sharding)
+        own = _own_grid(world, type_)
+        own = own if living is None else left(own, living)
+        found.append((name, type_.str_short(), type_.dtype.itemsize, own))
+    plan = plan_copies(found, asked.apart(world), asked.kind)
     process_of = {d.id: d.process_index for d in world.everything} | {-1: -1}
-    moves, going = [], []
-    for number, array in zip(numbers, plan.arrays, strict=True):
-        if array.copies is not None:
+    parts: list[MovePart | None] = []
+    owners: list[Mapping[int, int]] = []
+    known: dict[tuple[Layout, Layout], MovePart] = {}
+    for array in plan.arrays:
+        grid = array.copies
+        if grid is None:
+            parts.append(None)
+            owners.append({})
+            continue
+        ends = array.own, grid
+        if ends not in known:
             source = Source(array.own, alive=array.alive)
-            part = assemble(array.copies, [source], process_of, world.process_index)
-            x = arrays[number]
-            blocks = blocks_of(array.own, [Stock(array.own, own_blocks(x))], mine)
-            moves.append(ArrayMove(part, tuple(blocks), x.dtype))
-            going.append(number)
-    return dict(zip(going, run_moves(world, moves), strict=True))
+            known[ends] = assemble(grid, [source], process_of, world.process_index)
+        parts.append(known[ends])
+        owners.append({d: process_of[d] for d in np.unique(grid.tensor).tolist() if d >= 0})
+    return _Way(plan, tuple(parts), tuple(owners))
+
+
+def _own_grid(world: RuntimeWorld, type_: ArrayType) -> Layout:
+    """Return who holds an array by itself: all processes, if no sharding was given for it."""
+    if not type_.unplaced:
+        return gridded(type_.layout)
+    shape = type_.shape
+    tensor = np.array(list(_firsts(world)), np.int64).reshape(*[1] * len(shape), -1)
+    return Layout(shape, tuple([(0, n) for n in shape]), tensor)
+
+
+def _firsts(world: RuntimeWorld) -> dict[int, int]:
+    """Return the first device of each process that takes part, and the process."""
+    found: dict[int, int] = {}
+    for device in world.devices:
+        if device.process_index not in found.values():
+            found[device.id] = device.process_index
+    return found
 
 
 def _with_copies(
-    world: RuntimeWorld,
-    tree: KeptTree,
-    arrays: Mapping[int, Array],
-    grids: Mapping[int, Layout | None],
-    copied: Mapping[int, Blocks],
+    held: _Held, way: _Way, arrays: Mapping[int, Array], copied: Mapping[int, Blocks]
 ) -> KeptTree:
     """Return what is left of a tree, with the copies and the blocks that are here."""
-    owners = {d.id: d.process_index for d in world.everything}
+    place = {number: i for i, number in enumerate(held.numbers)}
     leaves = []
-    for number, leaf in enumerate(tree.leaves):
+    for number, leaf in enumerate(held.tree.leaves):
         if leaf.array is None:
             leaves.append(leaf)
             continue
         first = leaf.tie
         assert isinstance(first, int)
-        grid, blocks = grids[first], [partial(own_blocks, arrays[number])]
+        grid, blocks = way.plan.arrays[place[first]].copies, [partial(own_blocks, arrays[number])]
         if grid is not None:
             blocks.append(partial(_given, copied[first]))
-        known = {d: owners[d] for d in np.unique(grid.tensor).tolist() if d >= 0} if grid else {}
-        process_of = {**(leaf.process_of or {}), **known}
-        leaves.append(
-            replace(
-                leaf,
-                copies=grid,
-                blocks=tuple(blocks),
-                process_of=process_of,
-                source=None,
-                torn=False,
-            )
-        )
-    return KeptTree(tuple(leaves), tree.structure)
+        owners = {**(leaf.process_of or {}), **way.owners[place[first]]}
+        new = Kept(leaf.name, None, leaf.array, leaf.own, grid, tuple(blocks), owners, first)
+        leaves.append(new)
+    return KeptTree(tuple(leaves), held.tree.structure)
 
 
 def _wire(array: CopiedArray) -> Wire:

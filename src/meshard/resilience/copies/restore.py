@@ -14,10 +14,12 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import device_ids_of
+from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, DataLoss, ShardingError
 from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.protect import Protected, without_blocks
@@ -34,7 +36,6 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
-from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.watching.ledger import wired
@@ -210,6 +211,7 @@ class _Restoring:
     ) -> None:
         self._kept = kept
         self._holders = holders
+        self._parts: dict[tuple[Layout, Layout], Part] = {}
         self._files = files
         self._what = what
         tree = kept.tree
@@ -259,7 +261,15 @@ class _Restoring:
             living = self._living(owners)
         path = None if self._files is None else self._files.path
         several = len(set(owners.values())) > 1 or here().process_count > 1
-        return plan_arrays(wanted, living, owners, path, "process" if several else "device")
+        unit = "process" if several else "device"
+        return plan_arrays(wanted, living, owners, path, unit, self._hosts(owners))
+
+    def _hosts(self, owners: Mapping[int, int]) -> dict[int, int] | None:
+        """Return the host of each process; None if all are on one, or nothing is known of them."""
+        hosts = here().hosts
+        found = {p: hosts[p] for p in owners.values() if p < len(hosts)}
+        known = len(set(found.values())) > 1 and len(found) == len(set(owners.values()))
+        return found if known else None
 
     def run(self, world: RuntimeWorld, window: int | None) -> Any:
         """Do it."""
@@ -286,27 +296,6 @@ class _Restoring:
         for number, found in zip(self._numbers, run_moves(world, moves, window), strict=True):
             arrays[number] = Array(self._type(world, number), found)
         return unflatten(self._kept.structure, self._leaves(arrays))
-
-    def _check_whole(self, world: RuntimeWorld) -> None:
-        """Refuse arrays that were made where the processes had not come equally far.
-
-        Raises:
-            DataLoss: if there are some, on any process.
-        """
-        if not world.membership:
-            return
-        meet(world, world.processes, f"`{self._what}`")
-        mine = [x.name for x in self._kept.leaves if x.array and is_torn(world, x.source)]
-        told: list[Any] = world.transport.all_gather(mine, world.processes)
-        names = sorted({name for some in told for name in some})
-        if names:
-            ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
-            raise DataLoss(
-                f"{self._what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
-                f"different steps: when a process was lost, {numbered(ahead)} had already made "
-                "arrays that others had not. Restore what elastic.protect keeps, whose versions "
-                "are complete on all processes, or a checkpoint."
-            )
 
     def _living(self, owners: Mapping[int, int]) -> frozenset[int]:
         """Return the devices whose memory is there: those of processes that take part."""
@@ -352,11 +341,19 @@ class _Restoring:
         if array.cells is not None:
             assert self._files is not None
             stocks.append(read_stock(world, self._files, array.cells, leaf.name, dtype, mine))
-        processes = dict(array.process_of) if world.process_count > 1 else None
-        source = Source(array.whole, alive=array.alive)
-        target = array.wanted.destination
-        part = assemble(target, [source], processes, world.process_index, world.sharing)
+        part = self._part(world, array)
         return ArrayMove(part, tuple(blocks_of(array.whole, stocks, mine)), dtype)
+
+    def _part(self, world: RuntimeWorld, array: RestoredArray) -> Part:
+        """Return what this process does for all arrays that are laid out alike."""
+        ends = array.whole, array.wanted.destination
+        found = self._parts.get(ends)
+        if found is None:
+            processes = dict(array.process_of) if world.process_count > 1 else None
+            source = Source(array.whole, alive=array.alive, near=array.near)
+            me, hosts = world.process_index, world.sharing
+            found = self._parts[ends] = assemble(ends[1], [source], processes, me, hosts)
+        return found
 
     def _type(self, world: RuntimeWorld, number: int) -> Any:
         leaf, target = self._kept.leaves[number], self._targets[number]
@@ -376,11 +373,6 @@ class _Restoring:
         return found
 
 
-def is_torn(world: RuntimeWorld, x: Any) -> bool:
-    """Whether an array was made where the processes had not come equally far."""
-    return type(x) is Array and any(first <= x._born <= last for first, last in world.torn)
-
-
 def _with_values(given: Any, tree: Any) -> Any:
     """Return a tree of shardings with None for the numbers and strings that it does not name."""
     if type(given) is not dict or type(tree) is not dict:
@@ -392,7 +384,6 @@ def _with_values(given: Any, tree: Any) -> Any:
 
 def _wire(array: RestoredArray) -> Wire:
     def received() -> dict[int, int]:
-        size = array.wanted.itemsize
-        return {d: n * size for d, n in array.device_hop.received.as_dict().items()}
+        return array.received
 
     return Wire(array.wanted.text, "restore", (), received)

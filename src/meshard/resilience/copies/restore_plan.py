@@ -22,6 +22,8 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import Units, each_device
 from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop, unit_map
+from meshard.plan.hops.jobs import Tally
+from meshard.plan.hops.near import near_hops
 from meshard.plan.show.report import Table
 from meshard.resilience.copies.reading import Readers
 from meshard.resilience.copies.stocks import left, united
@@ -72,7 +74,8 @@ class RestoredArray:
         cells: the cells that are read, with the device of the reader of each; None for none.
         process_of: the process of each device that takes part.
         unit: what sends and receives: ``"process"`` or ``"device"``.
-        hops: the exchanges of all arrays of the plan, as far as they were asked for.
+        hosts: the host of each process; None if all are on one.
+        known: the exchanges of all arrays of the plan, as far as they were asked for.
     """
 
     wanted: Wanted
@@ -81,7 +84,8 @@ class RestoredArray:
     cells: Layout | None
     process_of: Mapping[int, int]
     unit: str
-    hops: dict[tuple[str, Layout, Layout], Hop] = field(compare=False, repr=False)
+    hosts: Mapping[int, int] | None
+    known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = field(compare=False, repr=False)
 
     @cached_property
     def alive(self) -> frozenset[int]:
@@ -89,25 +93,55 @@ class RestoredArray:
         ids = np.unique(self.whole.tensor)
         return frozenset(ids[ids >= 0].tolist())
 
-    @cached_property
-    def hop(self) -> Hop:
-        """The exchange between processes; between devices, if there is one process only."""
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The exchanges between processes; between devices, if there is one process only.
+
+        There is one for the receivers of each host, if there are several hosts.
+        """
         if self.unit == "device":
-            return self.device_hop
+            return self.device_hops
         return self._known("process", lambda: unit_map(self.process_of))
 
-    @cached_property
-    def device_hop(self) -> Hop:
-        """The exchange between devices."""
+    @property
+    def device_hops(self) -> tuple[Hop, ...]:
+        """The exchanges between devices."""
         return self._known("device", lambda: each_device)
 
-    def _known(self, unit: str, units: Callable[[], Units]) -> Hop:
-        """Return the exchange of all arrays that are laid out as this one, before and after."""
-        key = unit, self.whole, self.wanted.destination
-        found = self.hops.get(key)
+    @property
+    def near(self) -> dict[int, int] | None:
+        """The host of each device; None if all processes are on one."""
+        if self.hosts is None:
+            return None
+        return {d: self.hosts[p] for d, p in self.process_of.items()}
+
+    def _known(self, unit: str, units: Callable[[], Units]) -> tuple[Hop, ...]:
+        """Return the exchanges of all arrays that are laid out as this one, before and after."""
+        ends = self.whole, self.wanted.destination
+        found = self.known.get((unit, *ends))
         if found is None:
-            found = self.hops[key] = Hop(*key[1:], units(), alive=self.alive)
+            found = near_hops(*ends, units(), alive=self.alive, hosts=self.near)
+            self.known[unit, *ends] = found
         return found
+
+    @cached_property
+    def received(self) -> dict[int, int]:
+        """The bytes that each device lacks."""
+        return self._sums([hop.received for hop in self.device_hops])
+
+    @cached_property
+    def sent(self) -> dict[int, int]:
+        """The bytes that each process sends; each device, if there is one process only."""
+        return self._sums([hop.sent for hop in self.hops])
+
+    def _sums(self, tallies: Sequence[Tally]) -> dict[int, int]:
+        size = self.wanted.itemsize
+        return _added([{u: n * size for u, n in t.as_dict().items()} for t in tallies])
+
+    @property
+    def bytes_moved(self) -> int:
+        """The bytes that enter processes which lack them."""
+        return sum(hop.moved for hop in self.hops) * self.wanted.itemsize
 
     @cached_property
     def kinds(self) -> Ints:
@@ -122,9 +156,9 @@ class RestoredArray:
     @cached_property
     def moved(self) -> dict[str, int]:
         """The bytes that enter processes which lack them, by where they come from."""
-        wanted = self.hop.wanted
+        every = [hop.wanted for hop in self.hops]
         return {
-            kind: total(wanted[self.kinds == number]) * self.wanted.itemsize
+            kind: sum(total(n[self.kinds == number]) for n in every) * self.wanted.itemsize
             for number, kind in enumerate(KINDS)
         }
 
@@ -151,14 +185,14 @@ class RestoredArray:
     @cached_property
     def lost_bytes(self) -> int:
         """The bytes that the array has lost: those that none of its own devices holds."""
-        volumes = self.hop.volumes[0]
+        volumes = self.hops[0].volumes[0]
         return total(volumes[self.kinds != KINDS.index(ARRAYS)]) * self.wanted.itemsize
 
     @property
     def needed(self) -> int:
         """The bytes that all processes together are to hold."""
-        _, cell, _ = self.hop.after.held
-        return total(self.hop.volumes[1][cell]) * self.wanted.itemsize
+        volumes = [total(hop.volumes[1][hop.after.held[1]]) for hop in self.hops]
+        return sum(volumes) * self.wanted.itemsize
 
 
 @final
@@ -191,12 +225,12 @@ class RestorePlan:
     @cached_property
     def bytes_moved(self) -> int:
         """Bytes that pass between processes."""
-        return sum(a.hop.moved * a.wanted.itemsize for a in self.arrays)
+        return sum(a.bytes_moved for a in self.arrays)
 
     @cached_property
     def bound(self) -> int:
         """The least bytes that must enter processes which lack them; stored bytes are read once."""
-        return sum(a.hop.received.total * a.wanted.itemsize for a in self.arrays)
+        return sum(h.received.total * a.wanted.itemsize for a in self.arrays for h in a.hops)
 
     @cached_property
     def bytes_lost(self) -> int:
@@ -216,8 +250,7 @@ class RestorePlan:
     @cached_property
     def sent(self) -> dict[int, int]:
         """The bytes that each process sends."""
-        counts = [(a.hop.sent.as_dict(), a.wanted.itemsize) for a in self.arrays]
-        return _added([{u: n * size for u, n in found.items()} for found, size in counts])
+        return _added([a.sent for a in self.arrays])
 
     @property
     def largest_sender_bytes(self) -> int:
@@ -249,7 +282,7 @@ class RestorePlan:
         Raises:
             ArgumentError: if there is no such topology, or a device has no place in it.
         """
-        moves = [(a.device_hop, a.wanted.itemsize, 1) for a in self.arrays]
+        moves = [(hop, a.wanted.itemsize, 1) for a in self.arrays for hop in a.device_hops]
         return simulate_many(moves, topology)
 
     def __str__(self) -> str:
@@ -277,7 +310,7 @@ class RestorePlan:
         order = sorted(self.arrays, key=lambda a: -a.needed)
         rows = []
         for a in order[:_ROWS]:
-            kept = a.needed - a.hop.moved * a.wanted.itemsize
+            kept = a.needed - a.bytes_moved
             figures = (kept, a.moved[ARRAYS], a.moved[COPIES], a.moved[CHECKPOINT])
             read = sum(a.read.values()) if self.checkpoint is not None else 0
             rows.append((a.wanted.name, a.wanted.text, *[f"{n:,}" for n in (*figures, read)]))
@@ -307,6 +340,7 @@ def plan_arrays(
     process_of: Mapping[int, int],
     checkpoint: str | None,
     unit: str,
+    hosts: Mapping[int, int] | None = None,
 ) -> RestorePlan:
     """Return what brings arrays to where they are wanted.
 
@@ -316,16 +350,17 @@ def plan_arrays(
         process_of: the process of each device that is alive, or that is to hold something.
         checkpoint: where the boxes are read from that nobody has in memory; None if there is none.
         unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
+        hosts: the host of each process; None if all are equally near.
     """
     readers = Readers(process_of)
     found: list[RestoredArray] = []
-    hops: dict[tuple[str, Layout, Layout], Hop] = {}
+    known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = {}
     for one in wanted:
         whole, columns, cells = _sources(one, alive, readers)
         there = np.unique(whole.tensor).tolist()
         used = {d for d in there if d >= 0} | one.destination.device_ids
         owners = {d: process_of[d] for d in sorted(used)}
-        found.append(RestoredArray(one, whole, columns, cells, owners, unit, hops))
+        found.append(RestoredArray(one, whole, columns, cells, owners, unit, hosts, known))
     return RestorePlan(tuple(found), checkpoint, unit)
 
 
