@@ -99,8 +99,7 @@ def run_job(seed: int, megabytes: int, folder: Path) -> None:
     def layouts() -> tuple[Any, Any]:
         mesh = elastic.mesh("i")
         return tuple(
-            ms.NamedSharding(mesh, spec, uneven="balanced")
-            for spec in (ms.P("i"), ms.P(None, "i"))
+            ms.NamedSharding(mesh, spec, uneven="balanced") for spec in (ms.P("i"), ms.P(None, "i"))
         )  # type: ignore[return-value]
 
     done: set[int] = set()
