@@ -134,6 +134,19 @@ class RestoredArray:
         """The bytes that each process sends; each device, if there is one process only."""
         return self._sums([hop.sent for hop in self.hops])
 
+    @cached_property
+    def alone(self) -> dict[int, int]:
+        """The bytes that each process must send, since nobody else holds them."""
+        found: list[dict[int, int]] = []
+        for hop in self.hops:
+            units, cells, _ = hop.before.held
+            only = hop.before.copies[cells] == 1
+            found.append({})
+            pairs = zip(units[only].tolist(), hop.wanted[cells[only]].tolist(), strict=True)
+            for unit, count in pairs:
+                found[-1][unit] = found[-1].get(unit, 0) + count * self.wanted.itemsize
+        return _added(found)
+
     def _sums(self, tallies: Sequence[Tally]) -> dict[int, int]:
         size = self.wanted.itemsize
         return _added([{u: n * size for u, n in t.as_dict().items()} for t in tallies])
@@ -257,11 +270,17 @@ class RestorePlan:
         """The most bytes that one process sends."""
         return max(self.sent.values(), default=0)
 
+    @cached_property
+    def least_sender_bytes(self) -> int:
+        """The bytes that the largest sender sends at least: what it alone holds, or the mean."""
+        alone = _added([a.alone for a in self.arrays])
+        mean = -(-self.bytes_moved // max(1, len(self.sent)))
+        return max([mean, *alone.values()])
+
     @property
     def balance(self) -> float:
-        """What the largest sender sends, divided by the mean of all that hold something."""
-        sent = self.sent
-        return self.largest_sender_bytes * len(sent) / self.bytes_moved if self.bytes_moved else 1.0
+        """What the largest sender sends, divided by what it must send at least."""
+        return self.largest_sender_bytes / self.least_sender_bytes if self.bytes_moved else 1.0
 
     @property
     def digest(self) -> str:
@@ -297,7 +316,7 @@ class RestorePlan:
             f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible: "
             + ", ".join([f"{bytes_text(n)} from {kind}" for kind, n in self.moved.items() if n]),
             f"  sent     at most {bytes_text(self.largest_sender_bytes)} by one {self.unit}, "
-            f"{self.balance:.2f} x the mean",
+            f"{self.balance:.2f} x the least possible",
         ]
         if self.checkpoint is not None:
             head.append(f"  read     {bytes_text(self.bytes_read)} of {self.checkpoint}")
