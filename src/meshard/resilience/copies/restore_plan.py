@@ -76,6 +76,7 @@ class RestoredArray:
         unit: what sends and receives: ``"process"`` or ``"device"``.
         hosts: the host of each process; None if all are on one.
         known: the exchanges of all arrays of the plan, as far as they were asked for.
+        loads: for each layout before and after what processes send of other arrays.
     """
 
     wanted: Wanted
@@ -86,6 +87,7 @@ class RestoredArray:
     unit: str
     hosts: Mapping[int, int] | None
     known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = field(compare=False, repr=False)
+    loads: dict[tuple[Layout, Layout], dict[int, int]] = field(compare=False, repr=False)
 
     @cached_property
     def alive(self) -> frozenset[int]:
@@ -101,7 +103,12 @@ class RestoredArray:
         """
         if self.unit == "device":
             return self.device_hops
-        return self._known("process", lambda: unit_map(self.process_of))
+        return self._known("process", lambda: unit_map(self.process_of), self.load)
+
+    @property
+    def load(self) -> Mapping[int, int] | None:
+        """The elements that each process sends of other arrays, for one of all alike ones."""
+        return self.loads.get((self.whole, self.wanted.destination))
 
     @property
     def device_hops(self) -> tuple[Hop, ...]:
@@ -115,12 +122,14 @@ class RestoredArray:
             return None
         return {d: self.hosts[p] for d, p in self.process_of.items()}
 
-    def _known(self, unit: str, units: Callable[[], Units]) -> tuple[Hop, ...]:
+    def _known(
+        self, unit: str, units: Callable[[], Units], load: Mapping[int, int] | None = None
+    ) -> tuple[Hop, ...]:
         """Return the exchanges of all arrays that are laid out as this one, before and after."""
         ends = self.whole, self.wanted.destination
         found = self.known.get((unit, *ends))
         if found is None:
-            found = near_hops(*ends, units(), alive=self.alive, hosts=self.near)
+            found = near_hops(*ends, units(), alive=self.alive, hosts=self.near, load=load)
             self.known[unit, *ends] = found
         return found
 
@@ -146,6 +155,10 @@ class RestoredArray:
             for unit, count in pairs:
                 found[-1][unit] = found[-1].get(unit, 0) + count * self.wanted.itemsize
         return _added(found)
+
+    def forget(self) -> None:
+        """Forget the exchange: what others send has changed."""
+        self.known.pop((self.unit, self.whole, self.wanted.destination), None)
 
     def _sums(self, tallies: Sequence[Tally]) -> dict[int, int]:
         size = self.wanted.itemsize
@@ -374,13 +387,43 @@ def plan_arrays(
     readers = Readers(process_of)
     found: list[RestoredArray] = []
     known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = {}
+    loads: dict[tuple[Layout, Layout], dict[int, int]] = {}
     for one in wanted:
         whole, columns, cells = _sources(one, alive, readers)
         there = np.unique(whole.tensor).tolist()
         used = {d for d in there if d >= 0} | one.destination.device_ids
         owners = {d: process_of[d] for d in sorted(used)}
-        found.append(RestoredArray(one, whole, columns, cells, owners, unit, hosts, known))
+        array = RestoredArray(one, whole, columns, cells, owners, unit, hosts, known, loads)
+        found.append(array)
+    if unit == "process":
+        _share_among(found, loads)
     return RestorePlan(tuple(found), checkpoint, unit)
+
+
+def _share_among(
+    arrays: Sequence[RestoredArray], loads: dict[tuple[Layout, Layout], dict[int, int]]
+) -> None:
+    """Let the donors of each array take into account what they send of others.
+
+    What a process must send, as nobody else has it, counts from the beginning; what it sends by
+    choice counts for the arrays behind. Arrays that are laid out alike are one.
+    """
+    groups: dict[tuple[Layout, Layout], list[RestoredArray]] = {}
+    for array in arrays:
+        groups.setdefault((array.whole, array.wanted.destination), []).append(array)
+    if len(groups) < 2:
+        return
+    sent = _added([a.alone for a in arrays])
+    for ends, alike in groups.items():
+        first = alike[0]
+        size = sum(a.wanted.itemsize for a in alike)
+        own = first.alone
+        each = first.wanted.itemsize
+        loads[ends] = {u: max(0, n // size - own.get(u, 0) // each) for u, n in sent.items()}
+        first.forget()
+        for unit, nbytes in first.sent.items():
+            more = (nbytes - own.get(unit, 0)) // each * size
+            sent[unit] = sent.get(unit, 0) + more
 
 
 def _sources(
