@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _ROWS = 12
+_ROUNDS = 2
+"""How often each array's donors look at what they send of others."""
 ARRAYS, COPIES, CHECKPOINT = "arrays", "copies", "checkpoint"
 KINDS = (ARRAYS, COPIES, CHECKPOINT)
 """Where boxes come from, the cheapest first."""
@@ -159,6 +161,7 @@ class RestoredArray:
     def forget(self) -> None:
         """Forget the exchange: what others send has changed."""
         self.known.pop((self.unit, self.whole, self.wanted.destination), None)
+        vars(self).pop("sent", None)
 
     def _sums(self, tallies: Sequence[Tally]) -> dict[int, int]:
         size = self.wanted.itemsize
@@ -414,16 +417,17 @@ def _share_among(
     if len(groups) < 2:
         return
     sent = _added([a.alone for a in arrays])
-    for ends, alike in groups.items():
-        first = alike[0]
-        size = sum(a.wanted.itemsize for a in alike)
-        own = first.alone
-        each = first.wanted.itemsize
-        loads[ends] = {u: max(0, n // size - own.get(u, 0) // each) for u, n in sent.items()}
+    chosen: dict[tuple[Layout, Layout], dict[int, int]] = {}
+    for ends, alike in [*groups.items()] * _ROUNDS:
+        first, size = alike[0], sum(a.wanted.itemsize for a in alike)
+        each, before = first.wanted.itemsize, chosen.get(ends, {})
+        alone = {u: n // each * size for u, n in first.alone.items()}
+        others = {u: n - before.get(u, 0) - alone.get(u, 0) for u, n in sent.items()}
+        loads[ends] = {u: n // size for u, n in others.items()}
         first.forget()
-        for unit, nbytes in first.sent.items():
-            more = (nbytes - own.get(unit, 0)) // each * size
-            sent[unit] = sent.get(unit, 0) + more
+        found = {u: n // each * size - alone.get(u, 0) for u, n in first.sent.items()}
+        sent = _added([others, alone, found])
+        chosen[ends] = found
 
 
 def _sources(
