@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -108,22 +109,31 @@ def serve(options: argparse.Namespace) -> None:
     me = meshard.process_index()
     with elastic.subscribe(NAME, place, map=qkv, dtype="bfloat16", timeout=60) as feed:
         reads = Reads(feed, options.pause)
-        seconds = []
+        seconds, copies = [], []
+        parts = [x._live()[n] for x in feed.tree.values() for n in x._type.local]
+        scratch = [np.zeros_like(part) for part in parts]
         while feed.version < options.versions:
             feed.wait(timeout=60)
             seconds.append(feed.received.seconds)
+            begun = time.perf_counter()  # the other server copies at the same time
+            for target, part in zip(scratch, parts, strict=True):
+                np.copyto(target, part)
+            copies.append(time.perf_counter() - begun)
+        while reads.count < options.reads:
+            time.sleep(0.01)
         reads.stop()
         tell(
             options.folder,
             f"server-{me}",
             {
                 "seconds": seconds,
+                "copies": copies,
                 "nbytes": feed.received.nbytes,
                 "needed": feed.plan.nbytes,
                 "lines": feed.received.lines,
-                "by_giver": feed.received.by_giver,
                 "reads": reads.count,
                 "mixed": reads.mixed,
+                "slow": reads.slow,
                 "longest": reads.longest,
                 "wrong": wrong(feed, options),
             },
@@ -134,25 +144,29 @@ class Reads:
     """A thread that reads all the time, and looks whether what it reads is of one version."""
 
     def __init__(self, feed: Any, pause: float) -> None:
-        self.count = self.mixed = 0
+        self.count = self.mixed = self.slow = 0
         self.longest = 0.0
         self._feed = feed
         self._pause = pause
         self._stopped = False
+        self._first = self._corners()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
+    def _corners(self) -> list[float]:
+        """The first element of each tensor's part; it differs by one between versions."""
+        with self._feed.lease() as tree:
+            return [float(x._live()[x._type.local[0]][0, 0]) for x in tree.values()]
+
     def _run(self) -> None:
-        last = time.perf_counter()
         while not self._stopped:
-            with self._feed.lease() as tree:
-                found = {int(x._live()[n][0, 0]) for x in tree.values() for n in x._type.local[:1]}
-            # All begin with a value of the formula at their first index; the version is what
-            # they have beyond it, so two versions differ in every tensor.
+            begun = time.perf_counter()
+            found = self._corners()
+            took = time.perf_counter() - begun
             self.count += 1
-            self.mixed += len(found) > 97
-            now = time.perf_counter()
-            self.longest, last = max(self.longest, now - last), now
+            self.mixed += len({a - b for a, b in zip(found, self._first, strict=True)}) != 1
+            self.slow += took > 10e-3
+            self.longest = max(self.longest, took)
             time.sleep(self._pause)
 
     def stop(self) -> None:
@@ -186,6 +200,7 @@ def job(options: argparse.Namespace, role: str, count: int, folder: str) -> subp
     given = ["--layers", options.layers, "--width", options.width, "--versions", options.versions]
     program = ["-m", "bench.publish", "--role", role, "--folder", folder, *map(str, given)]
     program += ["--delta", options.delta, "--pause", str(options.pause), "--dtype", options.dtype]
+    program += ["--reads", str(options.reads)]
     line = [sys.executable, "-m", "meshard", "run", "-n", str(count), "--devices-per-process", "1"]
     variables = {"MESHARD_RENDEZVOUS": f"{folder}/names", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -196,17 +211,6 @@ def job(options: argparse.Namespace, role: str, count: int, folder: str) -> subp
 def facts(folder: str, role: str, count: int) -> Iterator[dict[str, Any]]:
     for k in range(count):
         yield json.loads(Path(folder, f"{role}-{k}.json").read_text(encoding="utf-8"))
-
-
-def raw_rate(nbytes: int) -> float:
-    """Bytes a second of a plain copy between memory that was touched before."""
-    source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    best = 0.0
-    for _ in range(5):
-        begun = time.perf_counter()
-        np.copyto(target, source)
-        best = max(best, nbytes / (time.perf_counter() - begun))
-    return best
 
 
 def run(options: argparse.Namespace) -> None:
@@ -229,23 +233,124 @@ def run(options: argparse.Namespace) -> None:
     seconds = statistics.median(
         [max(pair) for pair in zip(*[s["seconds"][1:] for s in servers], strict=False)]
     )
-    raw = raw_rate(needed)
-    print(f"needed             {needed / 1e6:10.1f} MB of bfloat16 by {SERVERS} servers")
-    print(
-        f"received           {sum([s['nbytes'] for s in servers]) / needed:10.4f} x what is needed"
+    raw = statistics.median(
+        [max(pair) for pair in zip(*[s["copies"][1:] for s in servers], strict=False)]
     )
-    print(f"over sockets       {sum([s['lines'] for s in servers]) / 1e3:10.1f} kB a version")
     given = [t["given"] for t in trainers]
+    received = sum([s["nbytes"] + s["lines"] for s in servers])
+    print(f"needed             {needed / 1e6:10.1f} MB of bfloat16 by {SERVERS} servers")
+    print(f"received           {received / needed:10.4f} x what is needed, sockets included")
+    print(f"over sockets       {sum([s['lines'] for s in servers]) / 1e3:10.1f} kB a version")
     print(f"largest sender     {max(given) / (sum(given) / len(given)):10.3f} x mean")
     print(f"a version takes    {seconds * 1e3:10.1f} ms, {needed / seconds / 1e9:.2f} GB/s")
-    print(f"a raw copy         {needed / raw * 1e3:10.1f} ms, {raw / 1e9:.2f} GB/s")
-    print(f"of a raw copy      {needed / seconds / raw:10.2f}")
-    print(
-        f"reads              {sum([s['reads'] for s in servers]):10d}, "
-        f"mixed {sum([s['mixed'] for s in servers])}"
-    )
+    print(f"copying it takes   {raw * 1e3:10.1f} ms, by both servers at once")
+    print(f"of a raw copy      {raw / seconds:10.2f}")
+    print(f"reads              {sum([s['reads'] for s in servers]):10d}")
+    print(f"of two versions    {sum([s['mixed'] for s in servers]):10d}")
+    print(f"longer than 10 ms  {sum([s['slow'] for s in servers]):10d}")
     print(f"longest read       {max([s['longest'] for s in servers]) * 1e3:10.1f} ms")
     print(f"wrong elements     {sum([s['wrong'] for s in servers]):10d}")
+    if options.torch:
+        line = [options.torch, str(HERE / "bench" / "publish_gloo.py"), str(options.layers)]
+        done = subprocess.run(
+            [*line, str(options.width)], capture_output=True, text=True, timeout=180, check=True
+        )
+        gloo = float(done.stdout)
+        print(f"gloo               {gloo * 1e3:10.1f} ms, {gloo / seconds:.1f} x as long")
+
+
+# Kills.
+
+
+def pids(role: str, folder: str) -> list[int]:
+    """The processes of one side, by what the system says of them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            variables = (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        program = {b"tests.feeding_job", role.encode()} <= set(words) and b"run" not in words
+        if program and folder.encode() in variables:
+            found.append(int(entry.name))
+    return found
+
+
+class Side:
+    """A job that runs `tests.feeding_job`, and what it has said."""
+
+    def __init__(self, folder: str, count: int, *words: object) -> None:
+        self.role = str(words[0])
+        self.folder = folder
+        self.lines: list[str] = []
+        run = ["-m", "meshard", "run", "-n", str(count), "--devices-per-process", "1", "--"]
+        self.process = subprocess.Popen(
+            [sys.executable, *run, "-m", "tests.feeding_job", *map(str, words)],
+            cwd=HERE,
+            env=os.environ | {"MESHARD_RENDEZVOUS": f"{folder}/names"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+    def served(self, more: int) -> None:
+        """Wait until it has served that many more versions."""
+        count = sum([" served " in line for line in self.lines]) + more
+        until = time.monotonic() + 60
+        while sum([" served " in line for line in self.lines]) < count:
+            assert time.monotonic() < until, f"{self.role} does not go on: {self.lines[-3:]}"
+            assert self.process.poll() is None, f"{self.role} has ended: {self.lines[-3:]}"
+            time.sleep(0.005)
+
+    def kill_one(self) -> None:
+        """Kill -9 one of its processes, and wait for the end of the others."""
+        os.kill(random.choice(pids(self.role, self.folder)), signal.SIGKILL)
+        self.end(10)
+
+    def end(self, patience: float) -> None:
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for pid in pids(self.role, self.folder):
+            os.kill(pid, signal.SIGKILL)
+
+
+def kills(options: argparse.Namespace) -> None:
+    """Kill either side in the middle; the other one goes on, and never sees half a version."""
+    rows = 16 * 480
+    random.seed(options.kills)
+    with tempfile.TemporaryDirectory() as folder:
+        servers = Side(folder, SERVERS, "take", 1 << 40)
+        for k in range(options.kills // 2):
+            trainers = Side(folder, TRAINERS, "flood", 1 + 1000 * k, 1 << 40, rows)
+            servers.served(2 * SERVERS)
+            time.sleep(random.uniform(0, 0.05))
+            trainers.kill_one()
+        failed = sum([" failed " in line for line in servers.lines])
+        assert servers.process.poll() is None
+        count = options.kills // 2
+        print(f"trainers killed    {count:10d} times; the servers went on, {failed} waits failed")
+        trainers = Side(folder, TRAINERS, "flood", 1 + 1000 * options.kills, 1 << 40, rows)
+        servers.served(2 * SERVERS)
+        servers.end(0)
+        for _ in range(options.kills - options.kills // 2):
+            servers = Side(folder, SERVERS, "take", 1 << 40)
+            servers.served(2 * SERVERS)
+            time.sleep(random.uniform(0, 0.05))
+            servers.kill_one()
+            assert trainers.process.poll() is None
+        print(f"servers killed     {options.kills - count:10d} times; the trainers went on")
+        trainers.end(0)
 
 
 def main() -> None:
@@ -256,12 +361,16 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--versions", type=int, default=8)
     parser.add_argument("--delta", default="auto")
+    parser.add_argument("--reads", type=int, default=0, help="reads of each server, at least")
     parser.add_argument("--pause", type=float, default=1e-3, help="seconds between two reads")
     parser.add_argument("--dtype", default="float32", help="the trainers' dtype")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--torch", default="")
     options = parser.parse_args()
-    {"both": run, "trainer": train, "server": serve}[options.role](options)
+    if options.kills:
+        kills(options)
+    else:
+        {"both": run, "trainer": train, "server": serve}[options.role](options)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[object]:
 
 
 FIRST = (
+    "tests/ranks/test_hosts.py",
     "tests/ranks/test_ranks.py",
     "tests/ranks/test_recovery_ranks.py",
     "tests/ranks/test_agreement_ranks.py",

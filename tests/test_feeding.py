@@ -30,10 +30,13 @@ from meshard.errors import (
 )
 from meshard.resilience.feeding import regions, serve
 from meshard.resilience.feeding.changes import applied, changed, decoded, encoded
+from meshard.resilience.feeding.offer import Offer, Tensor, Wish
 from meshard.resilience.feeding.stage import Opened, Stages
 from meshard.runtime.settings import RENDEZVOUS
 from meshard.sharding import Mesh, NamedSharding, P
-from meshard.testing import die, simulate
+from meshard.testing import die, simulate, virtual_devices
+from meshard.weights.checkpoint.sources import made_of
+from meshard.weights.transfer.exchange import Held, Part, pieces_of
 from tests.worlds import alone
 
 LIMIT = 20.0
@@ -599,6 +602,86 @@ class TestRefusals:
 
         for delta in (False, True):
             alone(lambda delta=delta: body(delta))
+
+
+class TestPlans:
+    @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
+    @pytest.mark.parametrize("map_", [None, QKV, KeyMap(rest="keep").transpose("l.q")])
+    @pytest.mark.parametrize("spec", SPECS)
+    def test_a_plan_counts_what_each_taker_needs(self, spec, map_, dtype) -> None:
+        """As `FeedPlan` does, which is what moves; each device is a process by itself."""
+        devices = np.array(virtual_devices(10, 1))
+        give = Mesh(devices[:4].reshape(2, 2), ("a", "b"))
+        take = Mesh(devices[4:].reshape(2, 3), ("a", "b"))
+        tree = {
+            name: meshard.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=NamedSharding(give, P("a", "b"), uneven="balanced")
+            )
+            for name, x in values(1).items()
+        }
+        place = NamedSharding(take, spec, uneven="balanced")
+        plan = elastic.plan_publish(tree, place, map=map_, dtype=dtype, topology="8-gpu hosts")
+        made = made_of(tree, {}, map_, None if dtype is None else meshard.numpy.dtype(dtype), "t")
+        held = {
+            name: Held(
+                x.dtype,
+                tuple(
+                    Part(box, who, None)
+                    for _, box, who in pieces_of(x.sharding.layout(x.shape), x.sharding)
+                ),
+            )
+            for name, x in tree.items()
+        }
+        offer = Offer({n: Tensor(x.shape, x.dtype, held[n]) for n, x in tree.items()}, {})
+        pieces = {
+            n: tuple(pieces_of(place.layout(r.shape), place)) for n, r in made.recipes.items()
+        }
+        wish = Wish(map_, None, pieces, 64)
+        plans = [regions.FeedPlan(offer, wish, k, made.recipes) for k in range(4, 10)]
+        assert plan.bytes_moved == plan.lower_bound_bytes == sum(p.nbytes for p in plans)
+        assert plan.most_received == max(p.nbytes for p in plans)
+        assert plan.most_sent == max(regions.balance(plans).values())
+        for p in plans:
+            assert sum(p.bytes_from.values()) == p.nbytes
+        assert plan.bound_seconds <= plan.seconds
+        assert "port bound" in str(plan)
+
+    def test_a_trillion_parameters_come_at_the_speed_of_the_ports(self) -> None:
+        """32 to 16 hosts of 8, with 50 GB/s for each; the tree of a public report, four copies."""
+        devices = np.array(virtual_devices(384, 8))
+        fsdp, served = Mesh(devices[:256], ("f",)), Mesh(devices[256:].reshape(4, 32), ("r", "e"))
+        experts = {"gate": (384, 2048, 7168), "up": (384, 2048, 7168), "down": (384, 7168, 2048)}
+        shapes = {f"{k}.{n}": shape for k in range(60) for n, shape in experts.items()}
+        rows = NamedSharding(fsdp, P(None, "f"))
+        tree = {
+            n: meshard.ShapeDtypeStruct(shape, "bfloat16", sharding=rows)
+            for n, shape in shapes.items()
+        }
+        assert sum(x.size for x in tree.values()) > 1e12
+        plan = elastic.plan_publish(tree, NamedSharding(served, P("e")), topology="8-gpu hosts")
+        assert (
+            plan.bytes_moved == plan.lower_bound_bytes == 4 * sum(x.nbytes for x in tree.values())
+        )
+        assert plan.seconds <= 1.1 * plan.bytes_moved / 16 / 400e9
+        few = elastic.plan_publish(
+            tree, NamedSharding(served, P("e")), topology="8-gpu hosts", max_bytes=1 << 30
+        )
+        assert few.simulation.messages > plan.simulation.messages
+
+    def test_what_is_not_planned(self) -> None:
+        place = NamedSharding(Mesh(np.array(virtual_devices(2, 1)), ("a",)), P())
+        w = meshard.ShapeDtypeStruct((4, 4), "f4", sharding=place)
+        with pytest.raises(ArgumentError, match="device 0 holds 'w' and is to take 'w'"):
+            elastic.plan_publish({"w": w}, place)
+        with pytest.raises(ArgumentError, match="'w' has no sharding; give an Array"):
+            elastic.plan_publish({"w": meshard.ShapeDtypeStruct((4,), "f4")}, place)
+        with pytest.raises(KeyMapError, match="are interleaved or repeated in 'w'"):
+            elastic.plan_publish({"w": w}, place, map=KeyMap().repeat("w", 2))
+        other = NamedSharding(Mesh(np.array(virtual_devices(4, 1))[2:], ("a",)), P())
+        with pytest.raises(ArgumentError, match="seconds need a topology"):
+            elastic.plan_publish({"w": w}, other).seconds
+        with pytest.raises(TreeError, match="'v', which is not in the tree"):
+            elastic.plan_publish({"w": w}, {"v": other})
 
 
 class TestStages:

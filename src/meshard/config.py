@@ -31,8 +31,9 @@ The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``,
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
 ``MESHARD_STOPPED``, ``MESHARD_HOST``, ``MESHARD_TABLE`` and ``MESHARD_SPARES``, which are about
-jobs of several processes, and ``MESHARD_RENDEZVOUS``, the folder in which jobs find each other. A
-variable with a similar name is refused.
+jobs of several processes, ``MESHARD_JOB``, the name under which others may join this one,
+``MESHARD_JOIN``, the job that this process joins, and ``MESHARD_RENDEZVOUS``, the folder in which
+jobs find each other. A variable with a similar name is refused.
 """
 
 import typing as _typing

@@ -39,7 +39,7 @@ from meshard.errors import ProcessLostError, TransportError
 from meshard.sharding import NamedSharding, P
 
 me, count = meshard.process_index(), meshard.process_count()
-file = open(f"told{me}", "w", buffering=1)
+file = open(f"told{me}", "a", buffering=1)
 def tell(*words):
     file.write(" ".join(map(str, words)) + "\\n")
 mesh = meshard.make_mesh((meshard.device_count(),), ("i",))
@@ -47,6 +47,9 @@ def split(value):
     return meshard.device_put(value, NamedSharding(mesh, P("i")))
 """
 ENDLESS = """
+if os.environ["MESHARD_RESTART"] != "0":
+    tell("again on", count)
+    sys.exit()
 tell(os.getpid())
 x = split(np.arange(60.))
 try:
@@ -227,23 +230,27 @@ def test_a_process_that_is_stopped_on_another_host_is_named(two: Hosts, tmp_path
     assert gone_soon(two) == []
 
 
-def test_a_cut_link_ends_a_job_on_both_sides_or_an_elastic_one_on_one(tmp_path: Path) -> None:
-    folders = tmp_path / "plain", tmp_path / "elastic"
+def test_a_job_starts_again_or_goes_on_without_a_host_that_is_cut_off(tmp_path: Path) -> None:
+    folders = tmp_path / "again", tmp_path / "elastic"
     for folder in folders:
         folder.mkdir()
     with Hosts(2) as two, Hosts(3) as three:  # both wait for the kernel: at the same time
-        plain = Job(two, folders[0], ENDLESS)
+        where = "--hosts=" + ",".join(f"{name}:2" for name in two.names)
+        again = Job(two, folders[0], ENDLESS, "--restarts=1", where)
         lasting = Job(three, folders[1], ENDLESS, "--elastic", "recover") if FT else None
-        plain.pids()
+        again.pids()
         two.cut(1, silent=False)
         if lasting is not None:
             lasting.pids()
             three.cut(2)
             check_the_others_go_on(lasting)
-        code, said = plain.end()
-        assert code != 0
+        code, said = again.end()
+        assert code == 0, said
+        assert f"started again without {two.names[1]}, which did not answer" in said
         for process in 0, 1:
-            assert f"its host {two.names[1]} does not answer" in plain.told(process)[1]
+            _, error, last = again.told(process)
+            assert f"its host {two.names[1]} does not answer" in error
+            assert last == "again on 2"
         assert gone_soon(two) == [], said
 
 

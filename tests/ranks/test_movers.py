@@ -43,8 +43,10 @@ main(60, {len(name)})
 MESSAGES = """
 from mpi4py import MPI
 from meshard.mpi.datatypes import Datatypes, run_bytes
-from meshard.mpi.messages import Messages, slabs
-from meshard.mpi.transport import MpiTransport
+from meshard.mpi.channel import OpenChannel
+from meshard.mpi.messages import Communicator, Messages, slabs
+from meshard.mpi.transport import JobTransport
+from meshard.mpi.watch import MpiSideChannel
 from meshard.runtime.settings import Table
 import meshard.runtime.world
 """
@@ -59,8 +61,9 @@ def kinds(n, m):
             x[:, ::-3], x.reshape(1, n, m)[:, 5:], x.astype(np.int8)[:, 1:]]
 shapes = [(9, 17), (300, 257), (700, 600)]
 for table in (Table(), Table(slab=1 << 14, window=1 << 15), Table(typed=1 << 30), Table(typed=1)):
-    transport = MpiTransport(MPI.COMM_WORLD, 30, table)
-    me = transport.index
+    me = MPI.COMM_WORLD.Get_rank()
+    channel = OpenChannel(me, 3, MpiSideChannel(MPI.COMM_WORLD))
+    transport = JobTransport(me, channel, 30, Communicator(MPI.COMM_WORLD), table)
     for n, m in shapes:
         given = kinds(n, m)  # all draw the same
         sends = [(p, [b + 0 * p for b in given] if p == 9 else given) for p in range(3) if p != me]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from meshard.cli.main import NAME
+from meshard.runtime.settings import JOB_LAW, job_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -81,6 +82,18 @@ def hosts_and_slots(text: str) -> tuple[tuple[str, int], ...]:
             )
         found[name] = int(count) if colon else 1
     return tuple(found.items())
+
+
+def job_name(text: str) -> str:
+    """Return the name of a job.
+
+    Raises:
+        BadParameter: if the text cannot be one.
+    """
+    try:
+        return job_of(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not {JOB_LAW}") from None
 
 
 def seconds(text: str) -> float:

@@ -36,6 +36,7 @@ def run(
     devices_per_process: int | None = None,
     timeout: float | None = None,
     faults: Faults | None = None,
+    joinable: str | None = None,
 ) -> int:
     """Run a Python program in several processes, and return the exit code of its mpiexec.
 
@@ -48,18 +49,13 @@ def run(
         timeout: Seconds that a process waits for the others before it fails; None leaves
             ``MESHARD_TIMEOUT`` as it is.
         faults: What to do when processes or hosts fail; None ends the job.
+        joinable: The name under which other processes may join the job; None for none.
 
     Raises:
         RunError: There is no program, its file is missing, mpi4py or mpiexec is missing, or the
             MPI cannot do what is asked.
     """
-    if not program:
-        raise RunError(
-            "there is no program to run; name a script, `meshard run -n 4 script.py`, or a module, "
-            "`meshard run -n 4 -- -m package.module`"
-        )
-    if not program[0].startswith("-") and not Path(program[0]).exists():
-        raise RunError(f"{program[0]}: there is no such file")
+    check_program(program)
     if find_spec("mpi4py") is None:
         raise RunError(
             f"mpi4py, which joins the processes, is not installed for {sys.executable}; it and an "
@@ -75,6 +71,8 @@ def run(
         settings.setdefault("TTY_COMPATIBLE", "0")
     else:
         settings.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))
+    if joinable is not None:
+        settings["MESHARD_JOB"] = joinable
     settings["MESHARD_LAUNCHER"] = launcher_name()
     # An elastic job goes on without a host that is cut off, of which mpiexec must not learn.
     for name, value in ("time", "0" if elastic else "6"), ("intvl", "2"), ("probes", "3"):
@@ -96,6 +94,21 @@ def run(
         return supervise(line, env, processes=count, elastic=elastic)
 
     return attempts(processes, faults if elastic else replace(faults, spares=0), start)
+
+
+def check_program(program: Sequence[str]) -> None:
+    """Refuse what is not a program.
+
+    Raises:
+        RunError: There is none, or its file is missing.
+    """
+    if not program:
+        raise RunError(
+            "there is no program to run; name a script, `meshard run -n 4 script.py`, or a module, "
+            "`meshard run -n 4 -- -m package.module`"
+        )
+    if not program[0].startswith("-") and not Path(program[0]).exists():
+        raise RunError(f"{program[0]}: there is no such file")
 
 
 def _is_elastic(launcher: Launcher, processes: int, faults: Faults) -> bool:

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshard.algebra.arguments import shown
 from meshard.algebra.device import Device
@@ -27,14 +27,18 @@ from meshard.algebra.world import (
     entered,
     install_world_factory,
     known_world,
+    num_devices,
 )
 from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.runtime.settings import HOST, SPARES, TABLE, TIMEOUT
+from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
+
+if TYPE_CHECKING:
+    from meshard.mpi.transport import JobTransport
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 _LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -82,11 +86,14 @@ def _first_number(names: tuple[str, ...]) -> int | None:
 def _made() -> World:
     """Return the world of this process: that of the job if there is one."""
     size = job_size()
-    if size is None:
-        return alone()
+    for setting in (JOB, JOIN):  # processes that this one starts run alone
+        os.environ.pop(setting.variable, None)
+    if JOIN.value is not None:
+        return _from_outside(JOIN.value, size, NUM_DEVICES.value or 1)
+    if size is None or size == 1:
+        devices = num_devices() if size is None else NUM_DEVICES.value or 1
+        return alone(devices) if JOB.value is None else _opened(JOB.value, devices)
     devices = NUM_DEVICES.value or 1
-    if size == 1:
-        return alone(devices)
     mpi = _imported(size)
     ours = not mpi.Is_initialized()
     if ours:
@@ -135,11 +142,17 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         devices: how many devices this process has.
         ours: whether MPI was started here, and so is to be ended here.
     """
+    from meshard.mpi.channel import OpenChannel
+    from meshard.mpi.joining import open_job
+    from meshard.mpi.messages import Communicator
     from meshard.mpi.neighbours import open_neighbours
-    from meshard.mpi.transport import MpiTransport
+    from meshard.mpi.transport import JobTransport
+    from meshard.mpi.watch import MpiSideChannel
 
-    transport = MpiTransport(mpi.COMM_WORLD, TIMEOUT.value)
-    size = transport.count
+    library, side = Communicator(mpi.COMM_WORLD), MpiSideChannel(mpi.COMM_WORLD)
+    size, index = library.size, mpi.COMM_WORLD.Get_rank()
+    channel = OpenChannel(index, size, side)
+    transport = JobTransport(index, channel, TIMEOUT.value, library)
     everybody = range(size)
     host = HOST.value or socket.gethostname()
     mine = devices, host, TABLE.value, SPARES.value, whereabouts()
@@ -151,8 +164,8 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
             "does not wait."
         )
     transport.settle(table)
-    transport.channel.know([place for *_, place in told])
-    transport.channel.hold(lambda value: transport.all_gather(value, everybody))
+    side.know([place for *_, place in told])
+    side.hold(lambda value: transport.all_gather(value, everybody))
     owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
     names = list(dict.fromkeys(name for _, name, *_ in told))
     hosts = [names.index(name) for _, name, *_ in told]
@@ -175,16 +188,64 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         check_default_device()
     neighbours = _first_number(_LOCAL) or size
     world.workers = Workers(max(1, world.workers.threads // neighbours))
+    open_job(world, transport)
     _watch(mpi, transport, ours)
     return world
 
 
-def _watch(mpi: Any, transport: Any, ours: bool) -> None:
-    """Install the handlers for the end of this process, in any way."""
+def _from_outside(name: str, size: int | None, devices: int) -> RuntimeWorld:
+    """Return the world of a process that was started by hand to join a job.
+
+    Raises:
+        ConfigError: if mpiexec has started it, or the job does not take it.
+    """
+    if size is not None:
+        raise ConfigError(
+            f"This process was started by mpiexec, and {JOIN.variable} says that it joins the job "
+            f"{name!r}: it can belong to one job only. Start it without mpiexec, as in `meshard "
+            f"run -n 1 --join {name} script.py`."
+        )
+    with contextlib.suppress(ImportError):
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+    from meshard.mpi.joining import newcomer
+
+    return _begun(*newcomer(name, devices))
+
+
+def _opened(name: str, devices: int) -> RuntimeWorld:
+    """Return the world of a job that begins with one process, and that others may join."""
+    with contextlib.suppress(ImportError):
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+    from meshard.mpi.joining import opened
+
+    return _begun(*opened(name, devices))
+
+
+def _begun(world: RuntimeWorld, transport: JobTransport) -> RuntimeWorld:
+    """Return the world of a process that needs no MPI, once its end is taken care of."""
+    with entered(world):
+        check_default_device()
+    _watch(None, transport, ours=False)
+    return world
+
+
+def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
+    """Install the handlers for the end of this process, in any way.
+
+    Args:
+        mpi: mpi4py's MPI; None if this process does without.
+        transport: how it reaches the others.
+        ours: whether MPI was started here, and so is to be ended here.
+    """
     from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
-        if transport.watchdog.any_died():
+        transport.channel.close()
+        if mpi is None or transport.watchdog.any_died():
             # Where MPI lets the others live, its way to end them all was seen to wait for the dead.
             _flush()
             os._exit(1)
@@ -195,9 +256,14 @@ def _watch(mpi: Any, transport: Any, ours: bool) -> None:
     speak_when_ended(transport.watchdog)
 
     def finish() -> None:
-        if ending.is_copy or mpi.Is_finalized():
+        if ending.is_copy:
             return
-        if not ending.is_orderly():
+        transport.channel.close()
+        if mpi is None:
+            ending.is_orderly()
+        elif mpi.Is_finalized():
+            return
+        elif not ending.is_orderly():
             _finalize_without_the_others(mpi)
         elif ours:
             mpi.Finalize()

@@ -31,6 +31,27 @@ _MOST_LEFT = 3 * 1024
 
 
 @final
+class Communicator:
+    """What joins the processes of an MPI job.
+
+    Args:
+        communicator: the processes; a duplicate of it is used.
+
+    Attributes:
+        size: how many there are.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm) -> None:
+        self._comm = communicator.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.size: int = self._comm.Get_size()
+
+    def __call__(self, table: Table, stamp: Callable[[int], Stamp]) -> Messages:
+        """Return the messages of this process."""
+        return Messages(self._comm, table, stamp)
+
+
+@final
 class Messages:
     """The messages of one process.
 
@@ -75,7 +96,17 @@ class Messages:
         self._stray = [one for one in self._stray if not _is_done(one[0])]
         self._coming = [one for one in self._coming if not _is_done(one[0])]
 
-    def renew(self) -> None:
+    def refused(self, peer: int) -> Stamp | None:
+        """Return None: MPI keeps what does not belong to this step."""
+        return None
+
+    def complaint(self, error: BaseException) -> str | None:
+        """Return what MPI reports; None if it is not an error of MPI."""
+        return (
+            f"MPI reports: {error.Get_error_string()}" if isinstance(error, MPI.Exception) else None
+        )
+
+    def renew(self, members: Sequence[int]) -> None:
         """Receive no messages of steps before any more."""
         for request, _ in self._coming:
             if not _is_done(request):

@@ -1,27 +1,27 @@
-"""The transport between the processes of an MPI job.
+"""The transport between the processes of a job.
 
 Processes on this host are reached through memory (`neighbours`), others by messages of MPI
-(`messages`). Both ends know all shapes from the same plan, so only data is sent. Everything that
-waits is a generator; they continue in turn, and the watchdog ends a wait that is in vain.
+(`messages`), and those that MPI has not started by lines (`far`). Both ends know all shapes from
+the same plan, so only data is sent. Everything that waits is a generator; they continue in turn,
+and the watchdog ends a wait that is in vain.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
-from mpi4py import MPI
 
+from meshard.mpi.channel import OpenChannel
+from meshard.mpi.far import Far
 from meshard.mpi.mailbox import ROOM, packed, unpack
-from meshard.mpi.messages import Messages
 from meshard.mpi.neighbours import Found, Letter, Neighbours, Waiting
 from meshard.mpi.patience import Patience
-from meshard.mpi.watch import MpiSideChannel
 from meshard.runtime.memory.forks import depth, refuse_in_child
-from meshard.runtime.processes.agreement import Agreement
+from meshard.runtime.processes.agreement import Agreement, Stamp
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
@@ -32,28 +32,81 @@ Job = tuple[Sequence[tuple[Any, ...]], Waiting]
 _DONE: Any = object()
 
 
+class Way(Protocol):
+    """How boxes and small objects get to processes, and come from them."""
+
+    def talk(self, peer: int, going: Sequence[Block], coming: Sequence[Block]) -> Sequence[Any]:
+        """Return generators that send boxes to a peer, and receive boxes from it."""
+
+    def tell(self, peer: int, letter: Block) -> Any:
+        """Send some bytes; the peer does not know how many."""
+
+    def hear(self, peer: int, found: dict[int, Block]) -> Any:
+        """Receive the bytes that a peer sends, into ``found[peer]``."""
+
+    def refused(self, peer: int) -> Stamp | None:
+        """Return the stamp of a process's next message, if it does not belong to this step."""
+
+
+class Messages(Way, Protocol):
+    """A way on which messages of steps that were left have to be dropped."""
+
+    def leave(self, peers: Sequence[int]) -> None:
+        """Record that messages of this step with processes are no longer waited for."""
+
+    def sweep(self) -> None:
+        """Receive and drop messages of steps that were left."""
+
+    def renew(self, members: Sequence[int]) -> None:
+        """Receive no messages of steps before any more."""
+
+    def flushed(self, peer: int) -> Any:
+        """Receive and drop all that a process has sent before it called this too."""
+
+    def complaint(self, error: BaseException) -> str | None:
+        """Return what has failed, if it is an error of this way; None if it is not."""
+
+
+class Library(Protocol):
+    """A library that joins processes, and its messages."""
+
+    size: int
+
+    def __call__(self, table: Table, stamp: Callable[[int], Stamp]) -> Messages:
+        """Return a way to send messages; all those of earlier ones are over."""
+
+
 @final
-class MpiTransport:
-    """One process's end of an MPI communicator.
+class JobTransport:
+    """One process's end of the ways between the processes of a job.
 
     Args:
-        communicator: the processes; a duplicate of it is used.
+        index: this process.
+        channel: the side channel.
         deadline: seconds that a process waits for the others.
+        library: what joins the first processes of the job; None for one that joins them later.
         table: the sizes that decide how blocks are moved.
     """
 
     def __init__(
-        self, communicator: MPI.Intracomm, deadline: float, table: Table | None = None
+        self,
+        index: int,
+        channel: OpenChannel,
+        deadline: float,
+        library: Library | None = None,
+        table: Table | None = None,
     ) -> None:
-        self._comm = communicator.Dup()
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.index = index
+        self.count = index + 1 if library is None else library.size
         self.deadline = deadline
-        self.index: int = self._comm.Get_rank()
-        self.count: int = self._comm.Get_size()
-        self.channel = MpiSideChannel(communicator)
-        agreement = Agreement(self.index, self.count, self.barrier)
-        self.watchdog = Watchdog(agreement, self.channel, deadline)
+        self.channel = channel
+        first = (index,) if library is None else range(library.size)
+        agreement = Agreement(index, self.count, self.barrier)
+        self.watchdog = Watchdog(agreement, channel, deadline, first)
         self.hosts: tuple[int, ...] | None = None
+        self.far = Far(self.watchdog)
+        self._library = library
+        self._messages: Messages | None = None
         self._near: Neighbours | None = None
         self._one_host = False
         self._patience = Patience()
@@ -63,7 +116,8 @@ class MpiTransport:
     def settle(self, table: Table) -> None:
         """Use this table from now on."""
         self.table = table
-        self._messages = Messages(self._comm, table, self.watchdog.stamp)
+        if self._library is not None:
+            self._messages = self._library(table, self.watchdog.stamp)
 
     def reach(self, near: Neighbours | None, hosts: tuple[int, ...] | None) -> None:
         """Use memory between processes of one host from now on."""
@@ -113,14 +167,14 @@ class MpiTransport:
         self, letters: Sequence[tuple[int, bytes]], sizes: Sequence[tuple[int, int]]
     ) -> Found:
         """Swap letters with processes of which some are on other hosts."""
-        near, messages = self._near, self._messages
-        far = {p: [np.frombuffer(x, np.uint8)] for p, x in letters if self._way(p) is messages}
-        boxes = {p: np.empty(n, np.uint8) for p, n in sizes if self._way(p) is messages}
+        near = self._near
+        far = {p: [np.frombuffer(x, np.uint8)] for p, x in letters if self._way(p) is not near}
+        boxes = {p: np.empty(n, np.uint8) for p, n in sizes if self._way(p) is not near}
         found: Found = dict(boxes)
         jobs: list[Job] = []
         for peer in {**boxes, **far}:
-            back = [boxes[peer]] if peer in boxes else []
-            jobs += [([(peer,)], job) for job in messages.talk(peer, far.get(peer, []), back)]
+            back, way = [boxes[peer]] if peer in boxes else [], self._way(peer)
+            jobs += [([(peer,)], job) for job in way.talk(peer, far.get(peer, []), back)]
         if near is not None:
             missing = [(p,) for p, _ in sizes if p not in boxes]
             inside = [x for x in letters if x[0] not in far]
@@ -181,17 +235,29 @@ class MpiTransport:
         Raises:
             TransportError: if a process fails or does not answer before the deadline.
         """
-        near, messages = self._near, self._messages
+        near = self._near
         if near is not None:
             near.forget(self.watchdog.over)
             self._one_host = all(p in near for p in members if p != self.index)
-        messages.renew()
-        far = [p for p in members if p != self.index and self._way(p) is messages]
-        self._run([([(peer,)], messages.flushed(peer)) for peer in far])
+        jobs: list[Job] = []
+        for way in self._beyond:
+            way.renew(members)
+            peers = [p for p in members if p != self.index and self._way(p) is way]
+            jobs += [([(peer,)], way.flushed(peer)) for peer in peers]
+        self._run(jobs)
 
-    def _way(self, peer: int) -> Neighbours | Messages:
+    @property
+    def _beyond(self) -> list[Messages]:
+        """The ways that lead beyond the memory of this host."""
+        return [self.far] if self._messages is None else [self._messages, self.far]
+
+    def _way(self, peer: int) -> Way:
         """Return how to reach a process."""
-        return self._near if self._near is not None and peer in self._near else self._messages
+        if self._near is not None and peer in self._near:
+            return self._near
+        if self._library is None or self._messages is None or peer >= self._library.size:
+            return self.far
+        return self._messages
 
     def _run(self, jobs: list[Job]) -> None:
         """Continue each job that can continue, until all are done.
@@ -228,9 +294,7 @@ class MpiTransport:
             missing = _peers(jobs)
             for _, unfinished in jobs:
                 unfinished.close()
-            self._messages.leave([p for p in missing if self._way(p) is self._messages])
-            if isinstance(error, MPI.Exception):
-                watchdog.failed(missing, error.Get_error_string())
+            self._leave(missing, error)
             watchdog.leave(missing, error)
             raise
         finally:
@@ -238,6 +302,18 @@ class MpiTransport:
         if long:
             watchdog.end()
         watchdog.met(peers)
+
+    def _leave(self, missing: list[int], error: BaseException) -> None:
+        """Leave the messages of this step with processes behind.
+
+        Raises:
+            TransportError: if the error is one of the library's, that says so.
+        """
+        for way in self._beyond:
+            way.leave([p for p in missing if self._way(p) is way])
+            complaint = way.complaint(error)
+            if complaint is not None:
+                self.watchdog.failed(missing, complaint)
 
     def _slept(self, jobs: Sequence[Job], wanted: int | None) -> bool:
         """Sleep, unless it is time to look around first, and return whether it did.
@@ -255,13 +331,13 @@ class MpiTransport:
 
     def _look(self, jobs: Sequence[Job]) -> None:
         """Check on the other processes while jobs wait."""
-        if self._near is not None:
-            for peer in _peers(jobs):
-                stamp = self._near.refused(peer)
-                if stamp is not None:
-                    self.watchdog.saw(peer, stamp)
+        for peer in _peers(jobs):
+            stamp = self._way(peer).refused(peer)
+            if stamp is not None:
+                self.watchdog.saw(peer, stamp)
         if self.watchdog.look(partial(_peers, jobs)):
-            self._messages.sweep()
+            for way in self._beyond:
+                way.sweep()
 
 
 def _letters(sends: Sequence[tuple[int, Sequence[Block]]]) -> list[Letter]:

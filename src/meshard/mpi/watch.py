@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, Protocol, final
 
 import numpy as np
 from mpi4py import MPI
@@ -27,7 +27,7 @@ from meshard.mpi.lifelines import Gather, Gone, Lifelines
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
-from meshard.runtime.processes.watchdog import ENDED, Watchdog
+from meshard.runtime.processes.watchdog import ENDED, Closed, Watchdog
 from meshard.runtime.processes.whereabouts import Whereabouts, launcher, parent_of, state_of
 from meshard.runtime.settings import STOPPED
 
@@ -51,7 +51,7 @@ Show = Callable[[], None]
 
 
 @final
-class MpiSideChannel:
+class MpiSideChannel(Closed):
     """The side channel between the processes of a communicator.
 
     A process that sees another one gone tells all others, so that all know within a moment, also
@@ -244,6 +244,19 @@ def _done(request: MPI.Request) -> bool:
         return True
 
 
+class Flushed(Protocol):
+    """A side channel that can be waited for.
+
+    Attributes:
+        keeper: the line to the `meshard run` that has started the job.
+    """
+
+    keeper: KeeperLine
+
+    def flush(self, seconds: float) -> None:
+        """Give letters in flight some time to leave."""
+
+
 @final
 class ProcessExit:
     """How this process ends, and what the others learn about it.
@@ -254,9 +267,7 @@ class ProcessExit:
         abort: ends all processes of the job.
     """
 
-    def __init__(
-        self, watchdog: Watchdog, channel: MpiSideChannel, abort: Callable[[], NoReturn]
-    ) -> None:
+    def __init__(self, watchdog: Watchdog, channel: Flushed, abort: Callable[[], NoReturn]) -> None:
         self._watchdog = watchdog
         self._channel = channel
         self._abort = abort

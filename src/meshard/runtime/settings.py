@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import final
 
 from meshard.settings import Setting, one_of
+
+_JOB = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 @final
@@ -114,6 +117,26 @@ TABLE: Setting[Table] = Setting(
     "table", Table(), "a JSON object of sizes, or a file that holds one", _table, at_start=True
 )
 """The sizes that decide how bytes go between processes; those of process 0 apply."""
+
+
+def job_of(given: object) -> str:
+    """Return the name of a job.
+
+    Raises:
+        ValueError: if it is not one.
+    """
+    if not isinstance(given, str) or not _JOB.fullmatch(given):
+        raise ValueError
+    return given
+
+
+JOB_LAW = "a name of at most 100 letters, digits and ._-"
+JOB: Setting[str | None] = Setting("job", None, JOB_LAW, job_of, at_start=True)
+"""The name under which other processes may join this job while it runs; None if none may. That of
+process 0 applies."""
+
+JOIN: Setting[str | None] = Setting("join", None, JOB_LAW, job_of, at_start=True)
+"""The name of the running job that this process is to join; None for none."""
 
 RENDEZVOUS: Setting[str | None] = Setting(
     "rendezvous", None, "the absolute path of a folder", _folder, at_start=True

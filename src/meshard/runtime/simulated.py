@@ -23,7 +23,7 @@ from meshard.errors import ArgumentError, TransportError
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.agreement import Agreement, Arrival, Stamp
 from meshard.runtime.processes.transport import Lent, Taken
-from meshard.runtime.processes.watchdog import Watchdog
+from meshard.runtime.processes.watchdog import Closed, Watchdog
 from meshard.runtime.settings import Table
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
@@ -171,7 +171,7 @@ class _Post:
 
 
 @final
-class _SimulatedChannel:
+class _SimulatedChannel(Closed):
     """The side channel of one simulated process."""
 
     def __init__(self, post: _Post, index: int) -> None:

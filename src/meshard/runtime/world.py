@@ -20,6 +20,7 @@ from meshard.runtime.memory.memory import Memory
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes.agreement import Agreement
+from meshard.runtime.processes.facts import Facts, devices_of, hosts_of
 from meshard.runtime.processes.local import LocalTransport
 from meshard.runtime.processes.transport import Transport
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
@@ -53,6 +54,7 @@ class RuntimeWorld(World, Remembering):
         wanted_count: how many processes are to take part, as long as there are spares.
         spare: whether this process was started to join the others later.
         everything: the devices of all processes, also of those that do not take part.
+        known: the facts of all processes, if others can join that the job was not started with.
         protected: what is kept in several copies, by name, in the order in which it was begun.
     """
 
@@ -67,6 +69,7 @@ class RuntimeWorld(World, Remembering):
     ) -> None:
         super().__init__(process_index, process_count, devices, hosts)
         self.everything = self.devices
+        self.known: Mapping[int, Facts] = {}
         self.membership = self.resumed = 0
         self.protected: dict[str, Any] = {}
         self.started_count = process_count
@@ -112,6 +115,13 @@ class RuntimeWorld(World, Remembering):
         if self.process_count == 1:
             return None
         return {d.id: d.process_index for d in sharding.device_order}
+
+    def learn(self, known: Mapping[int, Facts]) -> None:
+        """Learn about the processes of the job, some of which have come from outside."""
+        self.known = known
+        self.process_count = max(self.process_count, 1 + max(known))
+        self.everything = devices_of(known)
+        self.hosts = hosts_of(known, self.process_count)
 
     def take_part(self, processes: Sequence[int]) -> None:
         """Change who takes part; what was found out for the devices of the others is forgotten."""

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 import click
 
-from meshard.cli.arguments import Command, gathered, hosts_and_slots, natural, positive, seconds
+from meshard.cli.arguments import (
+    Command,
+    gathered,
+    hosts_and_slots,
+    job_name,
+    natural,
+    positive,
+    seconds,
+)
+from meshard.cli.errors import CommandError
 
 _HELP = """\
 Run a Python program in several processes: the same program in each, which
@@ -22,6 +31,8 @@ For example:
   meshard run -n 4 -- -m package.module --size 100
   meshard run -n 4 --spares 1 train.py      # goes on when a process dies
   meshard run -n 4 --restarts 3 train.py    # starts again when one has died
+  meshard run -n 4 --joinable a train.py    # others may join it:
+  meshard run -n 2 --join a train.py        # from another shell
 """
 
 
@@ -34,6 +45,8 @@ class _Options:
     spares: int
     restarts: int
     hosts: tuple[tuple[str, int], ...]
+    joinable: str | None
+    join: str | None
     program: tuple[str, ...]
 
 
@@ -86,17 +99,46 @@ class _Options:
     metavar="NAME:K,...",
     help="The hosts, and how many processes each takes (default: those that mpiexec knows).",
 )
+@click.option(
+    "--joinable",
+    type=job_name,
+    metavar="JOB",
+    help="The name under which other processes may join the job while it runs.",
+)
+@click.option(
+    "--join",
+    type=job_name,
+    metavar="JOB",
+    help="Start the processes without MPI, to join the job of this name that runs.",
+)
 @click.argument("program", nargs=-1, type=click.Path(), metavar="PROGRAM ...")
 @gathered(_Options)
 def command(given: _Options) -> int:
     """Run a program in several processes."""
     from meshard.cli import run
     from meshard.cli.jobs.faults import Faults
+    from meshard.cli.join import join
 
+    faults = Faults(given.elastic, given.spares, given.restarts, given.hosts)
+    if given.join is not None:
+        if given.joinable is not None or faults != Faults():
+            raise CommandError(
+                "--join starts processes for a job that runs: whether it is elastic, its hosts and "
+                "its name were said when it was started; leave --elastic, --spares, --restarts, "
+                "--hosts and --joinable out"
+            )
+        return join(
+            given.join,
+            given.program,
+            processes=given.processes,
+            devices_per_process=given.devices_per_process,
+            timeout=given.timeout,
+        )
     return run.run(
         given.program,
         processes=given.processes,
         devices_per_process=given.devices_per_process,
         timeout=given.timeout,
-        faults=Faults(given.elastic, given.spares, given.restarts, given.hosts),
+        faults=faults,
+        joinable=given.joinable,
     )

@@ -24,7 +24,7 @@ SPARES = "MESHARD_SPARES"
 """The variable that says how many processes, those with the highest numbers, wait."""
 _ANSWER = 10.0
 """Seconds that a host has to answer, before a job is started again without it."""
-_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 _MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 

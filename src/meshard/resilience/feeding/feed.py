@@ -27,7 +27,7 @@ from meshard.resilience.feeding.regions import FeedPlan
 from meshard.resilience.feeding.serve import NOTHING, Ask, Members, Named, Server, Version
 from meshard.resilience.feeding.stage import Stages
 from meshard.resilience.feeding.together import first, together
-from meshard.resilience.feeding.wishing import Fitting, Wanted
+from meshard.resilience.feeding.wishing import FLAT, Fitting, Wanted
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
@@ -40,7 +40,6 @@ _WHAT = "elastic.subscribe"
 _ROUND = 0.5
 _TRIES = 50
 _CONNECTING = 10.0
-_FLAT = {"flat": True}
 
 
 def subscribe(
@@ -137,6 +136,8 @@ class _Served:
         digest: the hash of the offer that it was taken from.
         blocks: the pieces of this process, by result and number.
         received: what has come to this process.
+        plan: what it takes from whom.
+        version: what others may take; None if they may not.
     """
 
     named: Named
@@ -144,6 +145,7 @@ class _Served:
     digest: str
     blocks: Mapping[tuple[str, int], Block] = field(repr=False)
     received: Received
+    plan: FeedPlan = field(repr=False)
     version: Version | None = field(repr=False)
 
 
@@ -217,8 +219,7 @@ class Feed:
     @property
     def plan(self) -> FeedPlan:
         """What this process takes from whom."""
-        assert self._fitting is not None
-        return self._fitting[3]
+        return self._now.plan
 
     @property
     def _now(self) -> _Served:
@@ -442,17 +443,17 @@ class Feed:
         )
         received = Taking(plan, givers, places).run(ask, timeout)
         stage.keep()
-        return self._finished(source, fitting, blocks, received)
+        return self._finished(source, (fitting, plan), blocks, received)
 
     def _finished(
         self,
         source: Source,
-        fitting: Fitting,
+        planned: tuple[Fitting, FeedPlan],
         blocks: Mapping[tuple[str, int], Block],
         received: Received,
     ) -> _Served:
         """Return a version whose blocks are complete."""
-        news = source.news
+        news, (fitting, plan) = source.news, planned
         arrays = {
             r.name: Array(
                 r.type_,
@@ -463,12 +464,12 @@ class Feed:
         version = None
         if self._server is not None:
             offer, sources = offered(arrays, fitting.tied)
-            structure = _FLAT if self._wanted.map is not None else news.structure
+            structure = FLAT if self._wanted.map is not None else news.structure
             version = Version(
                 news.number, news.origin, offer, structure, sources, self._members, news.since
             )
         tree = fitting.tree(news.structure, arrays)
-        return _Served(news.named, tree, news.digest, blocks, received, version)
+        return _Served(news.named, tree, news.digest, blocks, received, plan, version)
 
     def _swap(self, world: RuntimeWorld) -> None:
         """Serve the version that was assembled."""
@@ -476,7 +477,8 @@ class Feed:
         assert staged is not None
         self._served = staged  # one store: a reader has the one version or the other
         if self._server is not None and staged.version is not None:
-            self._server.put(staged.version, 1)
+            self._server.put(staged.version)
+            self._server.keep(1, self._server.promised())
         if world.process_index == first(world):
             self._finder.note(staged.named[1], _CONNECTING)
 

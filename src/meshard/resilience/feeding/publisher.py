@@ -159,9 +159,11 @@ class Publisher:
         members = dict(zip(world.processes, [mine.addresses for mine in found], strict=True))
         if not found[0].is_announced:  # the process that spoke for the job has died
             together(world, what, lambda: self._announce(world))
-        self._server.put(
-            Version(number, self._origin, offer, own, sources, members, time.time()), self._keep
-        )
+        server = self._server
+        server.put(Version(number, self._origin, offer, own, sources, members, time.time()))
+        # Takers are told of this version from here on; who was told of another still gets that.
+        promised = together(world, what, server.promised)[0]
+        server.keep(self._keep, promised)
         self._offer, self.version = offer, number
         return number
 

@@ -153,6 +153,8 @@ class Server:
         self.reached: dict[str, int] = {}
         self.given = 0
         self.versions: dict[int, Version] = {}
+        self._promises: dict[int, int] = {}
+        self._lock = threading.Lock()
         self.closing = False
         self._listener = Listener(token)
         self.addresses = self._listener.addresses
@@ -173,12 +175,35 @@ class Server:
         """How many takers are taking something now."""
         return sum([session.is_busy for session in list(self._sessions)])
 
-    def put(self, version: Version, keep: int) -> None:
-        """Serve a version from now on, and keep that many of the newest."""
-        known = {**self.versions, version.number: version}
-        kept = sorted(known)[-keep:]
-        self.versions = {number: known[number] for number in kept}
+    def put(self, version: Version) -> None:
+        """Serve a version from now on, besides those before it."""
+        with self._lock:
+            self.versions = {**self.versions, version.number: version}
         self._alert()
+
+    def promised(self) -> set[int]:
+        """Return the versions that takers were told of and have not taken yet."""
+        with self._lock:
+            return set(self._promises.values())
+
+    def promise(self, taker: int) -> Version | None:
+        """Return the newest version, which is kept for a taker until it asks again."""
+        with self._lock:
+            newest = self.newest
+            if newest is not None:
+                self._promises[taker] = newest.number
+            return newest
+
+    def release(self, taker: int) -> None:
+        """Keep nothing for a taker any more."""
+        with self._lock:
+            self._promises.pop(taker, None)
+
+    def keep(self, newest: int, promised: set[int]) -> None:
+        """Let all versions go but some of the newest, and those that takers were told of."""
+        with self._lock:
+            kept = {*sorted(self.versions)[-newest:], *promised}
+            self.versions = {n: v for n, v in self.versions.items() if n in kept}
 
     def _alert(self) -> None:
         with contextlib.suppress(OSError):
@@ -212,6 +237,7 @@ class Server:
         for session in [s for s in self._sessions if s.line.closed]:
             self._sessions.remove(session)
             self.readers.pop(id(session), None)
+            self.release(id(session))
         if any(went_on) or line is not None:
             return
         lines = [session.line for session in self._sessions]
@@ -287,7 +313,7 @@ class _Session:
 
     def _tell(self, given: dict[str, Any]) -> Iterator[bool]:
         """Say what is published."""
-        newest = self._server.newest
+        newest = self._server.promise(id(self))
         told = None
         if newest is not None:
             known = given.get("offer") == newest.offer.digest
@@ -305,6 +331,7 @@ class _Session:
 
     def _newer(self, given: dict[str, Any]) -> Iterator[bool]:
         """Say when there is a version newer than one, or that none has come in time."""
+        self._server.release(id(self))
         self.until = time.monotonic() + given["seconds"]
         while time.monotonic() < self.until:
             newest = self._server.newest
@@ -316,6 +343,7 @@ class _Session:
 
     def _have(self, given: dict[str, Any]) -> Iterator[bool]:
         """Note the version that a taker serves."""
+        self._server.release(id(self))
         self._server.readers[id(self)] = given["told"], given["version"]
         self._server.reached[given["told"]] = given["version"]
         self._say("noted")

@@ -6,29 +6,31 @@ givers, and the tree that the results are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import instance_of
-from meshard.errors import ArgumentError, ShardingError, TreeError
-from meshard.resilience.feeding.offer import Offer, Wish, check_same_tree, offered_structs, some
-from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.place import as_sharding, check_devices_exist, dtype_of, home
-from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.errors import ArgumentError, ShardingError
+from meshard.resilience.feeding.offer import Offer, Wish, check_same_tree, offered_structs
+from meshard.resilience.feeding.places import places_of, plain_build
+from meshard.runtime.moving.place import check_devices_exist, dtype_of, home
 from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.native.structure import leaf_values, named, rebuilt
+from meshard.weights.native.structure import leaf_values, named
 from meshard.weights.transfer.mapped import Result
 
 _SLAB = 1 << 20
 _BUCKET = 1 << 22
 _LEAST = 64
+FLAT = {"flat": True}
+"""The structure of a dict of arrays by name."""
 
 
 @final
@@ -94,7 +96,7 @@ class Fitting:
         self._wanted = wanted
         self.offer = offer
         made = made_of(offer.tensors, offer.tied, wanted.map, wanted.dtype, what)
-        self.recipes, self.tied, self._flat = made.recipes, made.tied, made.mapped is not None
+        self._made, self.recipes, self.tied = made, made.recipes, made.tied
         if wanted.like is not None:
             self._check_like(wanted.like)
         shardings = self._shardings(world, structure)
@@ -127,84 +129,26 @@ class Fitting:
 
     def _shardings(self, world: RuntimeWorld, structure: Any) -> dict[str, Sharding]:
         """Return how each result is to be laid out."""
-        given, what = self._wanted.shardings, self._what
-        names = self._names
-        if callable(given) and not isinstance(given, Sharding):
-            structs = {n: self.recipes[self.tied.get(n, n)] for n in names}
-            found = {n: given(n, ShapeDtypeStruct(r.shape, r.dtype)) for n, r in structs.items()}
-        else:
-            if isinstance(given, Mapping) and self._is_flat(structure):
-                self._check_names(given)
-            found = self._by_prefix(given, structure)
+        structure = self._made.structure(structure)
+        build = partial(self._tree, structure)
+        found = places_of(self._wanted.shardings, self._made, structure, build, self._what)
         usual = home(world) if world.process_count == 1 else spread(world)
-        places: dict[str, Sharding] = {}
-        for name in self.recipes:
-            place = as_sharding(found.get(name), f"{what}: tensor {name!r}") or usual
-            check_devices_exist(world, place, what)
-            places[name] = place
+        places = {name: place or usual for name, place in found.items()}
+        for place in places.values():
+            check_devices_exist(world, place, self._what)
         return places
-
-    def _check_names(self, given: Mapping[Any, Any]) -> None:
-        """Refuse shardings by name that are not those of the tensors."""
-        unknown = [n for n in given if n not in self._names]
-        missing = [n for n in self._names if n not in given]
-        if unknown or missing:
-            told = f"a sharding for {some(unknown)}, which is not in the tree that is published"
-            if not unknown:
-                told = f"no sharding for {some(missing)}"
-            raise TreeError(
-                f"{self._what}: shardings has {told}. The tensors are {some(self._names)}."
-            )
-
-    def _is_flat(self, structure: Any) -> bool:
-        return self._flat or structure == {"flat": True}
-
-    def _by_prefix(self, given: Any, structure: Any) -> dict[str, Any]:
-        """Return the sharding of each name, of a tree of shardings that is a prefix of theirs."""
-        tree = _without_values(given, self._tree(structure, {n: _Name(n) for n in self._names}))
-        _, leaves, _ = flatten_with_accessors(tree)
-        prefixes = prefix_leaves(given, tree, self._what, "shardings")
-        return {
-            leaf.text: sharding
-            for leaf, sharding in zip(leaves, prefixes, strict=True)
-            if isinstance(leaf, _Name)
-        }
-
-    @property
-    def _names(self) -> list[str]:
-        return [*self.recipes, *self.tied]
 
     def tree(self, structure: Any, arrays: Mapping[str, Any]) -> Any:
         """Return the tree that arrays are, with the numbers and strings of a structure."""
-        return self._tree(structure, {**arrays, **{a: arrays[n] for a, n in self.tied.items()}})
+        leaves = {**arrays, **{a: arrays[n] for a, n in self.tied.items()}}
+        return self._tree(self._made.structure(structure), leaves)
 
     def _tree(self, structure: Any, leaves: Mapping[str, Any]) -> Any:
-        if self._flat:
+        if structure == FLAT:
             return dict(leaves)
         if self._wanted.like is not None:
             accessors, _, treedef = flatten_with_accessors(self._wanted.like, none_is_leaf=False)
             names = [".".join(map(str, a.path)) if a.path else "x" for a in accessors]
             values = leaf_values(structure)
             return unflatten(treedef, [leaves[n] if n in leaves else values[n] for n in names])
-        find: Callable[[str], Any] = leaves.__getitem__
-        return rebuilt(structure, find, sorted(leaves), self._what)
-
-
-@final
-class _Name:
-    """Stands for an array in a tree that is matched with one of shardings."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def _without_values(given: Any, tree: Any) -> Any:
-    """Return a tree without the numbers and strings for which a dict of shardings has no key."""
-    if type(given) is not dict or type(tree) is not dict:
-        return tree
-    plain = (bool, int, float, str)
-    return {
-        key: _without_values(given.get(key), node)
-        for key, node in tree.items()
-        if key in given or not isinstance(node, plain)
-    }
+        return plain_build(structure, self._what)(leaves)

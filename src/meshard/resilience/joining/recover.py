@@ -17,6 +17,7 @@ from meshard.resilience.copies.protect import held_versions, newest_common, sett
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
+from meshard.runtime.processes.facts import Facts, united
 from meshard.runtime.processes.membership import Decision
 from meshard.runtime.processes.watchdog import Loss, Watchdog
 from meshard.runtime.world import RuntimeWorld, here
@@ -80,6 +81,9 @@ class _Told:
     members: tuple[int, ...]
     over: frozenset[int]
     saves: int
+    known: tuple[Facts, ...]
+    sharing: tuple[int, ...] | None
+    counts: tuple[int, int]
     unfinished: Mapping[Members, int]
     versions: tuple[Any, ...]
 
@@ -121,13 +125,18 @@ def recover(timeout: float | None = None) -> Recovery:
 
 
 def change(
-    world: RuntimeWorld, *, joining: Iterable[int] = (), timeout: float | None = None
+    world: RuntimeWorld,
+    *,
+    joining: Iterable[int] = (),
+    newcomers: Iterable[Facts] = (),
+    timeout: float | None = None,
 ) -> Recovery:
     """Decide with all that live who takes part, and go on with them.
 
     Args:
         world: this process's world.
         joining: processes that wait to take part.
+        newcomers: those that wait, and that the job was not started with.
         timeout: seconds that it waits for the others.
 
     Raises:
@@ -140,7 +149,8 @@ def change(
     before = world.processes
     losses: list[Loss] = []
     while True:
-        decision = watchdog.membership.decide(told_by(world, watchdog), deadline, joining)
+        mine = told_by(world, watchdog)
+        decision = watchdog.membership.decide(mine, deadline, joining, newcomers)
         losses += _losses(decision)
         try:
             take(world, watchdog, decision)
@@ -159,6 +169,9 @@ def told_by(world: RuntimeWorld, watchdog: Watchdog) -> _Told:
         members,
         watchdog.over,
         world.saves,
+        tuple(world.known.values()),
+        world.transport.hosts,
+        (world.started_count, world.wanted_count),
         watchdog.unfinished(),
         held_versions(world) if members else (),
     )
@@ -178,6 +191,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     _mark_torn(world, watchdog, decision)
     watchdog.renew({p for told in everything for p in (*told.members, *told.over)})
     watchdog.agreement.renew(1 + max(told.epoch for told in everything))
+    _learn(world, watchdog, decision)
     world.take_part(members)
     world.membership = decision.number
     world.saves = max(told.saves for told in everything)
@@ -186,6 +200,24 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
         meet(world, members, "`recover`")
         world.transport.renew(members)
         world.transport.barrier(members)
+
+
+def _learn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
+    """Learn about the processes that have come from outside, or as one of them about the others."""
+    told = decision.payloads.values()
+    new = [facts for facts in decision.newcomers if facts.index in decision.members]
+    known = united([*[facts for one in told for facts in one.known], *new])
+    if not known:
+        return
+    world.learn(known)
+    watchdog.learn(known)
+    transport = world.transport
+    one = next(one for one in told if one.members)
+    world.started_count, world.wanted_count = one.counts
+    hosts = one.sharing
+    if hosts is not None:  # those that came later share memory with nobody
+        later = range(len(hosts), world.process_count)
+        transport.hosts = (*hosts, *[-1 - p for p in later])
 
 
 def _mark_torn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from meshard.algebra.arguments import count_of, flag_of
 from meshard.errors import ProcessLostError
 from meshard.resilience.joining.recover import Recovery, change, take, told_by
 from meshard.runtime.agree import meet
+from meshard.runtime.processes.facts import Facts
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -148,14 +149,15 @@ def _grown(world: RuntimeWorld, spares: int | None) -> Recovery:
         _join(world, watchdog)
     while watchdog.may_grow() and _has_room(world, spares):
         try:
-            joining = _chosen(world, _waiting(world, watchdog), spares)
+            waiting, newcomers = _waiting(world, watchdog)
         except ProcessLostError:
             change(world)
             lost = True
             continue
-        if not joining:
+        joining = _chosen(world, waiting, spares)
+        if not joining and not newcomers:
             break
-        change(world, joining=joining)
+        change(world, joining=joining, newcomers=newcomers)
         if spares is not None:
             spares = max(0, spares - len(joining))
     now, seconds = world.processes, time.monotonic() - begun
@@ -166,27 +168,30 @@ def _grown(world: RuntimeWorld, spares: int | None) -> Recovery:
 
 def _has_room(world: RuntimeWorld, spares: int | None) -> bool:
     """Whether any process that waits would be taken in; the same on all."""
-    if world.process_count > world.started_count:  # some were started by hand
+    if world.known:  # some may have been started by hand
         return True
     return spares != 0 and (spares is not None or len(world.processes) < world.wanted_count)
 
 
 def _chosen(world: RuntimeWorld, waiting: set[int], spares: int | None) -> set[int]:
-    """Return which of the processes that wait are taken in."""
+    """Return which of the spares that wait are taken in."""
     room = max(0, world.wanted_count - len(world.processes)) if spares is None else spares
-    reserve = sorted([p for p in waiting if p < world.started_count])
-    return {*reserve[:room], *[p for p in waiting if p >= world.started_count]}
+    return set(sorted(waiting)[:room])
 
 
-def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> set[int]:
-    """Return the processes that wait, as far as any that takes part has heard of them."""
-    mine = watchdog.waiting()
+def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> tuple[set[int], set[Facts]]:
+    """Return the processes that wait, as far as any that takes part has heard of them.
+
+    Returns:
+        The spares, and facts of those that the job was not started with.
+    """
+    mine = watchdog.waiting(), set(watchdog.callers())
     members = world.processes
     if len(members) == 1:
         return mine
     meet(world, members, "`grow`")
-    told: list[set[int]] = world.transport.all_gather(mine, members)  # type: ignore[assignment]
-    return set().union(*told)
+    told: list[Any] = world.transport.all_gather(mine, members)
+    return set().union(*[spares for spares, _ in told]), set().union(*[new for _, new in told])
 
 
 def _join(world: RuntimeWorld, watchdog: Watchdog) -> None:

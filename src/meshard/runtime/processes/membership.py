@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 from meshard.errors import TransportError
 from meshard.runtime.processes.divergence import numbered
+from meshard.runtime.processes.facts import Facts
 
 _SOON = 1e-3
 """Seconds between two looks at the letters."""
@@ -39,6 +40,7 @@ class Proposal:
         candidates: those who may take part.
         lost: those of them that it cannot reach.
         payload: what it tells all who take part.
+        newcomers: facts of those candidates that the job was not started with.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Proposal:
     candidates: frozenset[int]
     lost: frozenset[int]
     payload: Any
+    newcomers: frozenset[Facts] = frozenset()
 
     @property
     def members(self) -> frozenset[int]:
@@ -62,11 +65,13 @@ class Decision:
         number: how many decisions there are with this one.
         members: the processes, ascending.
         payloads: what each of them has told.
+        newcomers: facts of those that the job was not started with.
     """
 
     number: int
     members: tuple[int, ...]
     payloads: Mapping[int, Any]
+    newcomers: frozenset[Facts] = frozenset()
 
 
 class Eyes(Protocol):
@@ -77,6 +82,9 @@ class Eyes(Protocol):
 
     def post(self, peer: int, letter: object) -> None:
         """Send a letter."""
+
+    def admit(self, newcomers: Iterable[Facts]) -> None:
+        """Reach processes that are to take part, so that letters get to them."""
 
     def is_gone(self, peer: int) -> bool:
         """Whether a process has died, or has ended its program."""
@@ -134,19 +142,28 @@ class Membership:
             *[found.lost for found in self._heard.values() if found.number > self.number]
         )
 
-    def decide(self, payload: object, deadline: float, joining: Iterable[int] = ()) -> Decision:
+    def decide(
+        self,
+        payload: object,
+        deadline: float,
+        joining: Iterable[int] = (),
+        newcomers: Iterable[Facts] = (),
+    ) -> Decision:
         """Decide with all who live who takes part.
 
         Args:
             payload: what the others get to know of this process.
             deadline: seconds that it waits for them.
             joining: processes that are to take part, too.
+            newcomers: those that are to take part, and that the job was not started with.
 
         Raises:
             TransportError: if others have given up this process, or do not come in time.
         """
-        candidates = frozenset({*self.members, *joining, self.index})
-        return self._decide(self.number + 1, candidates, payload, deadline)
+        new = frozenset(newcomers)
+        candidates = frozenset({*self.members, *joining, *[f.index for f in new], self.index})
+        mine = Proposal(self.number + 1, self.index, candidates, frozenset(), payload, new)
+        return self._decide(mine, deadline)
 
     def invitation(self) -> frozenset[int] | None:
         """Return who would take part with this process, which waits; None if none has asked."""
@@ -158,13 +175,11 @@ class Membership:
 
     def accept(self, candidates: frozenset[int], payload: object, deadline: float) -> Decision:
         """Take part from now on; see `decide`."""
-        return self._decide(self.number + 1, candidates, payload, deadline)
+        mine = Proposal(self.number + 1, self.index, candidates, frozenset(), payload)
+        return self._decide(mine, deadline)
 
-    def _decide(
-        self, number: int, candidates: frozenset[int], payload: object, deadline: float
-    ) -> Decision:
+    def _decide(self, mine: Proposal, deadline: float) -> Decision:
         until, next_check = time.monotonic() + deadline, 0.0
-        mine = Proposal(number, self.index, candidates, frozenset(), payload)
         told: Proposal | None = None
         while True:
             self._eyes.hear()
@@ -173,18 +188,21 @@ class Membership:
             if now >= next_check:
                 next_check = now + _CHECK
                 lost |= set(filter(self._eyes.is_gone, mine.members - {self.index}))
-            adopted = self._adopted(number, lost)
+            adopted = self._adopted(mine.number, lost)
             if adopted is not None:
                 return self._take(adopted)
             mine = self._widened(mine, lost)
             if mine != told:
+                self._eyes.admit(mine.newcomers)
                 told = mine
                 self._tell(("proposes", mine), mine.members)
             agreeing = self._agreeing(mine)
             if agreeing.keys() == mine.members:
-                return self._take(Decision(number, tuple(sorted(agreeing)), agreeing))
+                return self._take(
+                    Decision(mine.number, tuple(sorted(agreeing)), agreeing, mine.newcomers)
+                )
             if now >= until:
-                self._tell(("withdraws", (self.index, number)), mine.members)
+                self._tell(("withdraws", (self.index, mine.number)), mine.members)
                 raise TransportError(
                     f"Process {self.index} has waited {deadline:g} s for "
                     f"{numbered(sorted(mine.members - agreeing.keys()))} to decide who takes part. "
@@ -215,7 +233,7 @@ class Membership:
         Raises:
             TransportError: if one of them has given up this process.
         """
-        candidates, gone = set(mine.candidates), set(lost)
+        candidates, gone, new = set(mine.candidates), set(lost), set(mine.newcomers)
         for found in self._heard.values():
             if found.number == mine.number and found.index not in gone:
                 if self.index in found.lost:
@@ -226,10 +244,11 @@ class Membership:
                     )
                 candidates |= found.candidates
                 gone |= found.lost
-        if candidates == mine.candidates and gone == mine.lost:
+                new |= found.newcomers
+        if candidates == mine.candidates and gone == mine.lost and new == mine.newcomers:
             return mine
-        return Proposal(
-            mine.number, mine.index, frozenset(candidates), frozenset(gone), mine.payload
+        return replace(
+            mine, candidates=frozenset(candidates), lost=frozenset(gone), newcomers=frozenset(new)
         )
 
     def _take(self, decision: Decision) -> Decision:

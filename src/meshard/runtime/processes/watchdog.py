@@ -11,7 +11,7 @@ it was, and they give up that step, but none that comes later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
@@ -28,6 +28,7 @@ from meshard.runtime.processes.agreement import (
     counted,
 )
 from meshard.runtime.processes.divergence import divergence, doing, modes, numbered
+from meshard.runtime.processes.facts import Facts
 from meshard.runtime.processes.membership import Membership
 
 _PATIENCE = 0.4
@@ -73,6 +74,43 @@ class SideChannel(Protocol):
 
     def notice(self, text: str) -> None:
         """Show the user a message while the wait goes on."""
+
+    def is_open(self) -> bool:
+        """Whether processes may join that the job was not started with; the same on all."""
+
+    def callers(self) -> list[Facts]:
+        """Return such processes that wait at this process."""
+
+    def admit(self, newcomers: Iterable[Facts]) -> None:
+        """Reach processes that are to take part, so that letters get to them."""
+
+    def learn(self, known: Mapping[int, Facts], members: Collection[int]) -> None:
+        """Learn about the processes of the job, and who of them takes part now."""
+
+    def is_expected(self) -> bool:
+        """Whether processes that this one does not know may still take it in."""
+
+
+class Closed:
+    """The part of a side channel by which none joins that the job was not started with."""
+
+    def is_open(self) -> bool:
+        """Return False."""
+        return False
+
+    def callers(self) -> list[Facts]:
+        """Return none."""
+        return []
+
+    def admit(self, newcomers: Iterable[Facts]) -> None:
+        """Do nothing: there are none."""
+
+    def learn(self, known: Mapping[int, Facts], members: Collection[int]) -> None:
+        """Do nothing: all that is known was known before."""
+
+    def is_expected(self) -> bool:
+        """Return False."""
+        return False
 
 
 @final
@@ -148,14 +186,22 @@ class Watchdog:
         agreement: the record of its own steps.
         channel: the way to send letters.
         deadline: seconds that it waits.
+        first: the processes that it knows of at first; by default all that there are.
 
     Attributes:
         membership: who takes part.
         loss: the last loss that this process has raised an error for; None if it has recovered.
         over: the processes that have taken part and do so no more.
+        known: all processes that it knows of.
     """
 
-    def __init__(self, agreement: Agreement, channel: SideChannel, deadline: float) -> None:
+    def __init__(
+        self,
+        agreement: Agreement,
+        channel: SideChannel,
+        deadline: float,
+        first: Iterable[int] | None = None,
+    ) -> None:
         self.agreement = agreement
         self.deadline = deadline
         self.stamp = agreement.stamp
@@ -177,7 +223,8 @@ class Watchdog:
         self._losses: dict[int, Loss] = {}
         self.over: frozenset[int] = frozenset()
         self.loss: Loss | None = None
-        self.membership = Membership(agreement.index, range(agreement.count), _Eyes(self))
+        self.known = frozenset(range(agreement.count) if first is None else first)
+        self.membership = Membership(agreement.index, self.known, _Eyes(self))
         self._next_fate = 0.0
         self._begun = self._next_look = self._next_ask = self._next_notice = 0.0
 
@@ -337,7 +384,7 @@ class Watchdog:
         try:
             if self._epochs:
                 self._conclude()
-            self._give_up("waits", f"MPI reports: {why}.")
+            self._give_up("waits", f"{why}.")
         except TransportError as error:
             self.leave(missing, error)
             raise
@@ -421,9 +468,9 @@ class Watchdog:
         return bool(failed or self._reported or any(map(self._is_gone, self._others())))
 
     def any_died(self) -> bool:
-        """Whether another has died, and yet this process lives."""
-        everybody = range(self.agreement.count)
-        return bool(self.over) or any(map(self._is_gone, everybody))
+        """Whether another of the first processes has died, and yet this process lives."""
+        first = range(self.agreement.count)
+        return any(p in self.over or self._is_gone(p) for p in first)
 
     def _others(self) -> list[int]:
         return [p for p in self.membership.members if p != self.agreement.index]
@@ -434,7 +481,9 @@ class Watchdog:
         Args:
             lost: processes that have taken part; those that do so still are among them.
         """
-        self.over = (self.over | set(lost)) - set(self.membership.members)
+        members = set(self.membership.members)
+        self.over = (self.over | set(lost)) - members
+        self.known |= self.over | members
         self._here, self.loss, self._missing, self._unsure = None, None, (), False
         tables: tuple[dict[int, Any], ...] = (self._left, self._met, self._gone_on, self._losses)
         for table in tables:
@@ -453,12 +502,22 @@ class Watchdog:
 
     def may_grow(self) -> bool:
         """Whether there are processes that could join, now or later; the same on all."""
-        return self.agreement.count > len(self.membership.members) + len(self.over)
+        known = self.known - self.over
+        return len(known) > len(self.membership.members) or self._channel.is_open()
 
     def waiting(self) -> set[int]:
         """Return the processes that are known to wait."""
         self._hear()
         return {p for p in self.membership.waiting if not self._is_gone(p)}
+
+    def callers(self) -> list[Facts]:
+        """Return the processes that have come from outside to join, and wait at this process."""
+        self._hear()
+        return self._channel.callers()
+
+    def learn(self, known: Mapping[int, Facts]) -> None:
+        """Learn about the processes of the job, once it is decided who takes part."""
+        self._channel.learn(known, self.membership.members)
 
     def wait_to_join(self) -> None:
         """Tell all others that this process waits to join them."""
@@ -476,14 +535,16 @@ class Watchdog:
     def all_gone(self) -> bool:
         """Whether no other process is left that could take this one in."""
         waiting = {*self.membership.waiting, self.agreement.index}
-        others = [p for p in range(self.agreement.count) if p not in waiting]
-        return all(p in self._ended or self._is_gone(p) for p in others)
+        others = self.known - waiting
+        return not self._channel.is_expected() and all(
+            p in self._ended or self._is_gone(p) for p in others
+        )
 
     # letters
 
     def _tell_all(self, letter: object) -> None:
-        for peer in range(self.agreement.count):
-            if peer != self.agreement.index and peer not in self.over:
+        for peer in sorted(self.known - self.over):
+            if peer != self.agreement.index:
                 self._channel.post(peer, letter)
 
     def _ask(self, peers: Iterable[int]) -> None:
@@ -697,6 +758,9 @@ class _Eyes:
 
     def post(self, peer: int, letter: object) -> None:
         self._watchdog._channel.post(peer, letter)
+
+    def admit(self, newcomers: Iterable[Facts]) -> None:
+        self._watchdog._channel.admit(newcomers)
 
     def is_gone(self, peer: int) -> bool:
         return peer in self._watchdog._ended or self._watchdog._is_gone(peer)

@@ -1,0 +1,285 @@
+"""The side channel of a job that processes can join which MPI has not started.
+
+In: the side channel that MPI gives the first processes, and lines to all others. Out: one side
+channel. Of two processes that have no MPI in common, the earlier one connects to the later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import sys
+import time
+import zlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol, final
+
+from meshard.errors import TransportError
+from meshard.mpi.far import Far
+from meshard.mpi.porter import DATA, SIDE, Porter, Ticket
+from meshard.runtime.lines.connecting import connect
+from meshard.runtime.lines.line import Line
+from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
+from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.told import KeeperLine
+from meshard.runtime.processes.watchdog import SideChannel
+from meshard.runtime.processes.whereabouts import Whereabouts, state_of, whereabouts
+from meshard.runtime.settings import STOPPED, Table
+
+_PATIENCE = 5.0
+"""Seconds that a process has to let another in."""
+
+
+def entry_name(job: str) -> str:
+    """Return the name under which a job is announced."""
+    return f"job {job}"
+
+
+class Inner(SideChannel, Protocol):
+    """The side channel between the first processes.
+
+    Attributes:
+        keeper: the line to the `meshard run` that has started the job.
+    """
+
+    keeper: KeeperLine
+
+    def flush(self, seconds: float) -> None:
+        """Give letters in flight some time to leave."""
+
+
+class Door(Protocol):
+    """Where a process waits that has come from outside."""
+
+    def is_open(self) -> bool:
+        """Whether the job may still take this process in."""
+
+
+@final
+class _Caller:
+    """A process that has got a ticket."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.facts: Facts | None = None
+
+    def look(self) -> None:
+        """Read whether it waits to take part."""
+        header = self.line.poll()
+        if header is not None:
+            self.facts = pickle.loads(header)
+
+
+@final
+class OpenChannel:
+    """The side channel of one process.
+
+    Args:
+        index: this process.
+        first: how many processes the inner channel joins.
+        inner: the side channel between them; None if this process is not one of them.
+    """
+
+    def __init__(self, index: int, first: int, inner: Inner | None) -> None:
+        self._index = index
+        self._first = first
+        self._inner = inner
+        self.keeper = KeeperLine() if inner is None else inner.keeper
+        self._lines: dict[int, Line] = {}
+        self._later: dict[int, list[bytes]] = {}
+        self._callers: dict[int, _Caller] = {}
+        self._places: dict[int, Whereabouts] = {}
+        self._unreached: set[int] = set()
+        self._name = ""
+        self._announcement: Announcement | None = None
+        self.far: Far | None = None
+        self.porter: Porter | None = None
+        self.door: Door | None = None
+        self.table = Table()
+        self.job = ""
+
+    def open(self, name: str, porter: Porter, far: Far, table: Table, job: str) -> None:
+        """Let processes join from now on.
+
+        Args:
+            name: the name under which they find the job.
+            porter: where they come in.
+            far: where the lines for boxes go.
+            table: the sizes that decide how blocks are moved.
+            job: the name of the job in files.
+        """
+        self._name, self.porter, self.far, self.table, self.job = name, porter, far, table, job
+        os.register_at_fork(after_in_child=self._forget)
+
+    # letters
+
+    def post(self, peer: int, letter: object) -> None:
+        """Send a letter; one that cannot be sent is lost."""
+        if self._inner is not None and peer < self._first:
+            self._inner.post(peer, letter)
+            return
+        data = zlib.compress(pickle.dumps(letter), 1)
+        if peer not in self._lines:
+            self._later.setdefault(peer, []).append(data)
+            return
+        with contextlib.suppress(TransportError):
+            self._lines[peer].send(data)
+
+    def collect(self) -> list[Any]:
+        """Return the letters that have arrived since the last call."""
+        found = [] if self._inner is None else self._inner.collect()
+        self._let_in()
+        for line in self._lines.values():
+            line.push()
+            while (data := line.poll()) is not None:
+                found.append(pickle.loads(zlib.decompress(data)))
+        return found
+
+    def _let_in(self) -> None:
+        """Take over the lines of those who have come."""
+        if self.porter is None or self.far is None:
+            return
+        for told, line in self.porter.arrived():
+            if told["for"] == SIDE:
+                self._attach(told["index"], line)
+            elif told["for"] == DATA:
+                self.far.attach(told["index"], line)
+            else:
+                self._callers[told["number"]] = _Caller(line)
+
+    def _attach(self, peer: int, line: Line) -> None:
+        self._lines[peer] = line
+        with contextlib.suppress(TransportError):
+            for data in self._later.pop(peer, ()):
+                line.send(data)
+
+    def flush(self, seconds: float) -> None:
+        """Give letters in flight some time to leave."""
+        if self._inner is not None:
+            self._inner.flush(seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for line in self._lines.values():
+                line.push()
+            if not any(line.is_sending for line in self._lines.values()):
+                return
+            time.sleep(1e-3)
+
+    # others
+
+    def fate(self, peer: int) -> tuple[str, bool] | None:
+        """Return what is wrong with a process, as far as it can be seen; None if nothing is."""
+        if self._inner is not None and peer < self._first:
+            return self._inner.fate(peer)
+        if peer in self._unreached:
+            return "could not be reached", True
+        host, pid, begun = self._places.get(peer, ("", 0, ""))
+        if host:
+            state, since = state_of(pid)
+            if since != begun or state in ("Z", "X"):
+                return f"has died (pid {pid})", True
+            if state in ("T", "t"):
+                return f"is stopped (pid {pid})", STOPPED.value == "fail"
+        line = self._lines.get(peer)
+        if line is not None and line.closed:
+            return f"has died, or cannot be reached any more ({line.reason})", True
+        return None
+
+    def notice(self, text: str) -> None:
+        """Write to the standard error."""
+        print(f"meshard: {text}", file=sys.stderr, flush=True)
+
+    # joining
+
+    def is_open(self) -> bool:
+        """Whether processes may join that the job was not started with; the same on all."""
+        return self.porter is not None
+
+    def is_expected(self) -> bool:
+        """Whether processes that this one does not know may still take it in."""
+        return self.door is not None and self.door.is_open()
+
+    def callers(self) -> list[Facts]:
+        """Return the processes that have come to join, and wait at this process."""
+        for number, caller in list(self._callers.items()):
+            caller.look()
+            if caller.line.closed:
+                del self._callers[number]
+        return [caller.facts for caller in self._callers.values() if caller.facts is not None]
+
+    def admit(self, newcomers: Iterable[Facts]) -> None:
+        """Reach processes that are to take part, so that letters get to them."""
+        for facts in sorted(newcomers, key=lambda facts: facts.index):
+            if facts.index in self._callers:
+                self._callers[facts.index].facts = None  # it waits no more
+            if facts.index == self._index or facts.index in self._places:
+                continue
+            self._know(facts)
+            if facts.index > self._index:
+                self._reach(facts)
+
+    def _know(self, facts: Facts) -> None:
+        host, pid, begun = facts.place
+        seen = host == whereabouts()[0] and begun and state_of(pid)[1] == begun
+        self._places[facts.index] = facts.place if seen else ("", 0, "")
+
+    def _reach(self, facts: Facts) -> None:
+        """Connect to a process, for letters and for boxes."""
+        assert self.porter is not None
+        assert self.far is not None
+        lines = []
+        try:
+            for kind in (SIDE, DATA):
+                line = connect(facts.addresses, self.porter.token, _PATIENCE)
+                lines.append(line)
+                line.send(json.dumps({"for": kind, "index": self._index}).encode())
+        except TransportError:
+            self._unreached.add(facts.index)
+            for line in lines:
+                line.close()
+            return
+        self._attach(facts.index, lines[0])
+        self.far.attach(facts.index, lines[1])
+
+    def learn(self, known: Mapping[int, Facts], members: Collection[int]) -> None:
+        """Learn about the processes of the job, and who of them takes part now."""
+        if self.porter is None:
+            return
+        for index, facts in known.items():
+            if index not in self._places:
+                self._know(facts)
+        for number in self._callers.keys() & known.keys():
+            self._callers.pop(number).line.close()
+        for peer in self._lines.keys() - set(members):
+            self._lines.pop(peer).close()
+        self._later.clear()
+        if self._index != min(members):
+            self.porter.offer(None)
+            return
+        last = known[max(known)]
+        device = max(facts.first_device + facts.devices for facts in known.values())
+        where = tuple(known[p].addresses for p in sorted(members))
+        self.porter.offer(Ticket(last.index + 1, device, self.job, asdict(self.table), where))
+        self._announcement = Rendezvous().announce(
+            entry_name(self._name),
+            self.porter.addresses,
+            self.porter.token,
+            {"members": json.loads(json.dumps(where))},  # as it will be read
+        )
+
+    def close(self) -> None:
+        """Take the job's name back; processes that wait to join find that it has ended."""
+        if self._announcement is not None:
+            self._announcement.withdraw()
+
+    def _forget(self) -> None:
+        """Close all lines, in a forked child: they end with their process, not with its child."""
+        for line in self._lines.values():
+            line.close()
+        for caller in self._callers.values():
+            caller.line.close()
+        if self.far is not None:
+            self.far.close()
