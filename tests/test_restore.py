@@ -179,7 +179,7 @@ def test_donors_share_the_work_and_the_plan_says_so():
     assert plan.bytes_moved == plan.bound == 12 * 64 * 64 * 3
     assert plan.balance <= 1.2
     text = str(plan)
-    assert "1.00 x the least possible" in text
+    assert "1.00 x the least possible:" in text
     assert f"{plan.largest_sender_bytes:,}" in text
     assert plan.simulate("one process").bytes == plan.bytes_moved
 

@@ -350,7 +350,7 @@ class _Restoring:
         found = self._parts.get(ends)
         if found is None:
             processes = dict(array.process_of) if world.process_count > 1 else None
-            source = Source(array.whole, alive=array.alive, near=array.near)
+            source = Source(array.whole, alive=array.alive, near=array.near, load=array.load)
             me, hosts = world.process_index, world.sharing
             found = self._parts[ends] = assemble(ends[1], [source], processes, me, hosts)
         return found
