@@ -289,6 +289,43 @@ class TestReaders:
 
         alone(body)
 
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_polls_take_versions_behind_the_program(self, processes) -> None:
+        def publishing() -> None:
+            with elastic.publish("p", {"w": laid_out(np.full((8, 8), 1), P("a"))}) as publisher:
+                for version in range(2, 7):
+                    publisher.wait(timeout=LIMIT)
+                    publisher.publish({"w": laid_out(np.full((8, 8), version), P("a"))})
+                publisher.wait(timeout=LIMIT)
+
+        def taking() -> list[int]:
+            served = []
+            with elastic.subscribe("p", place(P("b")), timeout=LIMIT) as feed:
+                while True:
+                    check(feed.tree["w"], np.full((8, 8), feed.version))
+                    served.append(feed.version)
+                    if feed.version == 6:
+                        break
+                    before = feed.version
+                    while feed.poll() == before:
+                        time.sleep(1e-3)
+
+                def poll_for_ever() -> None:
+                    while True:
+                        feed.poll()
+                        time.sleep(1e-3)
+
+                with pytest.raises(TransportError, match="has stopped publishing") as caught:
+                    poll_for_ever()
+                assert "Version 6 of 'p' is still served here." in caught.value.__notes__
+                assert feed.version == 6
+            with pytest.raises(TransportError, match="is closed"):
+                feed.poll()
+            return served
+
+        for served in jobs(publishing, taking, (2, processes)):
+            assert served == [1, 2, 3, 4, 5, 6]
+
     def test_memory_is_used_again_when_nobody_reads_it(self) -> None:
         def body() -> None:
             with (

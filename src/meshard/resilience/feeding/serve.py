@@ -304,7 +304,7 @@ class _Session:
 
     def end(self) -> None:
         """Tell the taker that nothing more comes."""
-        if not self.line.closed and self._work is None:
+        if not self.line.closed and not self.line.is_sending:
             self._say("closed")
         self.line.close()
 
