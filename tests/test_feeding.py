@@ -23,6 +23,8 @@ from meshard.checkpoint import KeyMap
 from meshard.errors import (
     AgreementError,
     ArgumentError,
+    DataLoss,
+    IncompatibleDevicesError,
     KeyMapError,
     PlanError,
     TransportError,
@@ -215,10 +217,12 @@ class TestDeaths:
 
         def tree(version: int) -> dict[str, Any]:
             whole = NamedSharding(elastic.mesh("i"), P())
-            return {"w": meshard.device_put(np.full(1000, version), whole)}
+            return {"w": meshard.device_put(np.full(999, version), whole)}
 
         def publishing() -> Any:
-            with elastic.publish("p", tree(1)) as publisher:
+            rows = NamedSharding(elastic.mesh("i"), P("i"))
+            old, split = tree(1), {"w": meshard.device_put(np.zeros(999, np.int64), rows)}
+            with elastic.publish("p", old) as publisher:
                 publisher.wait(timeout=LIMIT)
                 if meshard.process_index() == dead:
                     die()
@@ -226,6 +230,10 @@ class TestDeaths:
                     publisher.publish(tree(2))
                 assert publisher.version == 1
                 elastic.recover()
+                with pytest.raises(DataLoss):
+                    publisher.publish(split)
+                with pytest.raises(IncompatibleDevicesError, match="'w': of the 3 devices"):
+                    publisher.publish(old)
                 assert publisher.publish(tree(3)) == 2
                 publisher.wait(2, timeout=LIMIT)
                 return caught.value.processes, str(caught.value)
@@ -238,7 +246,7 @@ class TestDeaths:
 
         def taking() -> None:
             with elastic.subscribe("p", timeout=LIMIT) as feed:
-                for _ in range(100):
+                for _ in range(5):
                     try:
                         feed.wait(2, timeout=LIMIT)
                         break

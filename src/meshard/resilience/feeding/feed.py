@@ -561,7 +561,7 @@ class Feed:
             self._server.put(staged.version)
             self._server.keep(1, self._server.promised())
         if world.process_index == first(world):
-            self._finder.note(staged.named[1], _CONNECTING)
+            self._finder.note(staged.named[1])
 
     def close(self) -> None:
         """End the feed; trees that were taken from it stay as they are."""

@@ -346,7 +346,6 @@ class _Session:
         self._server.release(id(self))
         self._server.readers[id(self)] = given["told"], given["version"]
         self._server.reached[given["told"]] = given["version"]
-        self._say("noted")
         yield True
 
     def _plan(self, given: dict[str, Any]) -> Iterator[bool]:
