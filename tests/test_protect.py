@@ -397,3 +397,12 @@ def test_more_deaths_than_copies_need_a_checkpoint(tmp_path):
     assert found[0] == found[1]
     read, lost = found[0]
     assert 0 < read < lost == 12 * 8  # some of what the two held is with the others
+
+
+def test_the_newest_version_that_all_have_is_taken():
+    one, two, other = (1, (0, 1)), (2, (0, 1)), (3, (4,))
+    both, first = (("w", (one, two)), ("v", ())), (("w", (one,)), ("v", (one,)))
+    assert newest_common([both, both]) == {"w": two}
+    assert newest_common([both, first, ()]) == {"w": one, "v": one}
+    assert newest_common([both, (("w", (other,)),)]) == {}
+    assert newest_common([]) == {}
