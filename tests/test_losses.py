@@ -42,6 +42,9 @@ def test_what_is_lost_is_what_no_copy_of_is_left(seed):
     assert found.lost_bytes == lost
     assert found.restored.bytes_moved == found.restored.bound
     assert f"{lost:,} bytes that nobody has" in str(found)
+    assert f"4 of 12 processes die, {lost} bytes gone, RestorePlan(2 arrays" in repr(found)
+    assert "1 copy apart by process, in 12 processes" in str(found.protected)
+    assert repr(found.protected) == "ProtectPlan(2 arrays, 1 copy, 38496 bytes moved)"
 
 
 def test_4096_devices_lose_some_at_random():
