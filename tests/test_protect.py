@@ -142,9 +142,7 @@ def test_what_has_enough_holders_is_not_copied():
         assert here().protected == {}
         told = meshard.ShapeDtypeStruct((8,), "float64", sharding=pairs)
         assert elastic.plan_protect({"x": told}, copies=2).bytes_moved == x.nbytes
-        with pytest.raises(
-            ArgumentError, match=r"protect: x is not an array, but ShapeD"
-        ):
+        with pytest.raises(ArgumentError, match=r"protect: x is not an array, but ShapeD"):
             elastic.protect({"x": told}, copies=2)
         guard = elastic.protect({"x": x, "y": y, "none": None}, copies=2)
         if not lose(0, 3):
