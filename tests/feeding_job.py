@@ -66,8 +66,8 @@ def seen(tree: object) -> set[float]:
     return found
 
 
-def take(last: int) -> None:
-    """Take versions until one."""
+def take(last: int, seconds: int = 60) -> None:
+    """Take versions until one; say so if none comes for some seconds."""
     place = NamedSharding(whole_mesh(), P(None, "i"), uneven="balanced")
     with elastic.subscribe("p", place, map=QKV, dtype="bfloat16", timeout=60) as feed:
         while True:
@@ -79,7 +79,7 @@ def take(last: int) -> None:
             if feed.version >= last:
                 return
             try:
-                feed.wait(timeout=60)
+                feed.wait(timeout=seconds)
             except TransportError as error:
                 tell("failed", error)
 

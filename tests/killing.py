@@ -104,11 +104,10 @@ def run_job(seed: int, megabytes: int, folder: Path) -> None:
 
     done: set[int] = set()
     rows, columns = layouts()
-    whole = np.arange(elements, dtype=np.float64).reshape(-1, 256)
-    w = ms.make_array_from_callback(whole.shape, rows, lambda i: whole[i])
+    w = ms.device_put(expected(elements, 0)["w"], rows)
     begun = {"w": w, "v": ms.reshard(w * 0, columns), "step": 0}
     guard = elastic.protect(begun, copies=1 + seed % 2)
-    del whole, w, begun
+    del w, begun
     step_of = ms.jit(lambda w, step, first: (w * 5 + step + first % 7) % 1000003)
     while guard.tree["step"] < last:
         with elastic.surviving() as block:

@@ -358,3 +358,28 @@ def test_arrays_of_different_steps_are_never_mixed() -> None:
     with mock.patch.object(SimulatedTransport, "_put", put):
         told = simulate(3, 1, program, deadline=20)
     assert [t for t in told if t is not None].count(["came through"]) == 1
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_the_last_process_goes_on_alone(spares: int) -> None:
+    """What one makes that is left alone is whole, and it can take others in again."""
+
+    def program() -> Any:
+        columns = NamedSharding(elastic.mesh("i"), P(None, "i"), uneven="balanced")
+        guard = elastic.protect({"x": meshard.device_put(VALUE, rows()), "step": 0})
+        while guard.tree["step"] < 9:
+            with elastic.surviving(grow=guard.tree["step"] > 5) as block:
+                state = elastic.restore(guard, rows()) if block.changed else guard.tree
+                if state["step"] in (1, 3) and me() == state["step"] // 2:
+                    die()
+                columns = NamedSharding(elastic.mesh("i"), P(None, "i"), uneven="balanced")
+                turned = meshard.reshard(state["x"] * 2, columns)
+                x = meshard.reshard(turned, rows())
+                guard.refresh({"x": x, "step": state["step"] + 1})
+        found = elastic.restore(guard, NamedSharding(elastic.mesh("i"), P()))
+        assert (np.asarray(found["x"]) == VALUE * 2.0**9).all()
+        return meshard.process_count()
+
+    assert simulate(3, 1, program, spares=spares, deadline=20) == [None] * 2 + [1 + spares] * (
+        1 + spares
+    )

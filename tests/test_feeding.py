@@ -476,6 +476,7 @@ class TestRefusals:
             ),
             ({"map": KeyMap().rename("q", "w")}, KeyMapError, "q"),
             ({"map": 3}, ArgumentError, "map"),
+            ({"name": 3}, ArgumentError, "name must be a string"),
             ({"delta": "yes"}, ArgumentError, "delta must be 'auto', True or False"),
             ({"source": "me"}, ArgumentError, "source"),
             (
@@ -488,7 +489,7 @@ class TestRefusals:
     )
     def test_a_subscriber_with_another_tree(self, given, error, told) -> None:
         with alone_publisher({"w": np.ones(2)}):
-            self.refused(error, told, lambda: elastic.subscribe("p", **given))
+            self.refused(error, told, lambda: elastic.subscribe(**{"name": "p", **given}))
 
     def test_nobody_publishes(self) -> None:
         told = (
@@ -694,6 +695,9 @@ class TestStages:
         assert (stage.blocks[0] == 3).all()
         wrong = {**vars(stage.door), "mark": b"x" * 16}
         with pytest.raises(OSError, match="another host"):
+            Opened(type(stage.door)(**wrong))
+        wrong = {**vars(stage.door), "host": "elsewhere"}
+        with pytest.raises(OSError, match="on elsewhere is out of reach"):
             Opened(type(stage.door)(**wrong))
         wrong = {**vars(stage.door), "identity": (0, 0)}
         with pytest.raises(OSError, match="another feed"):

@@ -37,9 +37,11 @@ def _folder(tmp_path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def job(*words: object, processes: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """A job, which has ended afterwards."""
+def job(*words: object, processes: int = 0, host: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A job, perhaps on a host of its own, which has ended afterwards."""
     line = [*PYTHON, *map(str, words)]
+    if host:
+        line = ["ip", "netns", "exec", host, "env", f"MESHARD_HOST={host}", *line]
     if processes:
         run = ["-m", "meshard", "run", "-n", str(processes), "--devices-per-process", "1", "--"]
         line = [sys.executable, *run, *line[1:]]
@@ -139,3 +141,59 @@ def test_a_taker_that_is_killed_in_the_middle() -> None:
             while len(publisher.readers) > 1:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+
+
+def run(*commands: str) -> None:
+    for command in commands:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"{command}: {done.stderr.strip()}")
+
+
+@contextmanager
+def hosts() -> Iterator[tuple[str, str]]:
+    """Two hosts, joined by a link; their names."""
+    names = f"feed-a{os.getpid()}", f"feed-b{os.getpid()}"
+    a, b = names
+    try:
+        run(f"ip netns add {a}", f"ip netns add {b}")
+        run(f"ip link add v0 netns {a} type veth peer name v0 netns {b}")
+        for number, name in enumerate(names, 1):
+            run(f"ip -n {name} addr add 10.77.0.{number}/24 dev v0")
+            run(f"ip -n {name} link set v0 up", f"ip -n {name} link set lo up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def said(taker: subprocess.Popen[str], word: str) -> str:
+    """The next line of a job with a word; other lines are passed over."""
+    assert taker.stdout is not None
+    for line in taker.stdout:
+        if f" {word} " in line:
+            return line
+    raise AssertionError("the job has ended")
+
+
+@pytest.mark.timeout(120)
+def test_hosts_whose_link_is_cut() -> None:
+    """What crosses goes over the link; once it is cut, takers say so within seconds, and go on."""
+    with (
+        hosts() as (near, far),
+        job("flood", 1, 1 << 30, 4 * SHAPE[0], host=near),
+        job("take", 1 << 30, 5, host=far) as taker,
+    ):
+        crossed = Path(f"/proc/{taker.pid}/net/dev")
+        served = said(taker, "served")
+        received = int(crossed.read_text().split("v0:")[1].split()[0])
+        assert received >= int(served.split()[3])
+        run(f"ip -n {far} link set v0 down")
+        begun = time.monotonic()
+        failed = said(taker, "failed")
+        assert "publisher of 'p'" in failed
+        assert time.monotonic() - begun < 30
+        run(f"ip -n {far} link set v0 up")
+        version = int(served.split()[2])
+        while int(said(taker, "served").split()[2]) <= version:
+            pass

@@ -80,6 +80,7 @@ class Door:
             ConfigError: if there is no such job, or it refuses this process.
         """
         entry = self._entry()
+        self.close()
         asked: dict[str, Any] = {"for": TICKET, "devices": devices, "builds": builds()}
         asked["place"] = whereabouts()
         if self.ticket is not None:
@@ -90,6 +91,8 @@ class Door:
         except TransportError:
             return False
         told = _answer(line)
+        if told is None or "elsewhere" in told or "refused" in told:
+            line.close()
         if told is None or "elsewhere" in told:
             return False
         if "refused" in told:
@@ -127,6 +130,12 @@ class Door:
                 return True
         return False
 
+    def close(self) -> None:
+        """Let go of the job."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
     def wait(self, facts: Facts) -> None:
         """Say that this process waits from now on."""
         self._facts = facts
@@ -142,7 +151,6 @@ class Door:
         """
         if self._line is not None and self._line.look():
             return True
-        self._line = None
         if time.monotonic() < self._next:
             return True
         self._next = time.monotonic() + _AGAIN

@@ -33,6 +33,7 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
+from meshard.runtime.processes import told
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
@@ -258,6 +259,7 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
     def finish() -> None:
         if ending.is_copy:
             return
+        transport.channel.keeper.say(told.ENDED)
         transport.channel.close()
         if mpi is None:
             ending.is_orderly()

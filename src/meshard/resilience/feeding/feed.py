@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
-from meshard.algebra.arguments import choice_of, flag_of, integer_of, number_of, refusal
+from meshard.algebra.arguments import choice_of, flag_of, integer_of, number_of, refusal, text_of
 from meshard.errors import ArgumentError, MeshardError, PlanError, TransportError
 from meshard.plan.figures.window import checked_window
 from meshard.resilience.feeding.finding import Finder, Source, reader_name
@@ -101,6 +101,7 @@ def subscribe(
     ...         feed.wait(2), feed.tree["w"]
     (2, Array([7., 7., 7., 7.], dtype=float32))
     """
+    text_of(name, _WHAT, "name")
     choice_of(source, ("auto", "publisher", "readers"), _WHAT, "source")
     if not (delta is True or delta is False or (type(delta) is str and delta == "auto")):
         raise ArgumentError(refusal(_WHAT, "delta", "'auto', True or False", delta))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.algebra.arguments import integer_of, refusal
+from meshard.algebra.arguments import count_of, integer_of, number_of, refusal
 from meshard.errors import AgreementError, ArgumentError, TransportError
 from meshard.plan.figures.window import checked_window
 from meshard.resilience.feeding.offer import Offer, check_same_tree, offered
@@ -232,7 +232,8 @@ class Publisher:
         """
         what, world = "Publisher.wait", here()
         wanted = self.version if version is None else integer_of(version, what, "version")
-        limit = TIMEOUT.value if timeout is None else float(timeout)
+        readers = count_of(readers, what, "readers")
+        limit = TIMEOUT.value if timeout is None else number_of(timeout, what, "timeout")
         deadline = time.monotonic() + limit
 
         def look() -> tuple[int, str, bool]:

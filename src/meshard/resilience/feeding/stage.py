@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.runtime.settings import HOST
 from meshard.runtime.types import Block
 
 _NAME = "meshard-feed"
@@ -38,6 +39,7 @@ class Door:
         identity: what the system says of the file, so that another one is not taken for it.
         nbytes: its size.
         mark: what its last bytes are, so that a file of another host is not taken for it.
+        host: the host's name.
     """
 
     pid: int
@@ -45,6 +47,11 @@ class Door:
     identity: tuple[int, int]
     nbytes: int
     mark: bytes
+    host: str
+
+
+def _host() -> str:
+    return HOST.value or os.uname().nodename
 
 
 def _places(shapes: Shapes) -> tuple[list[int], int]:
@@ -73,7 +80,7 @@ class _Memory:
             told, mark = os.fstat(self._file), secrets.token_bytes(_MARK)
             self.map[-_MARK:] = mark
             identity = told.st_dev, told.st_ino
-            self.door = Door(os.getpid(), self._file, identity, self.nbytes, mark)
+            self.door = Door(os.getpid(), self._file, identity, self.nbytes, mark, _host())
         else:
             self.map = mmap.mmap(-1, self.nbytes)
 
@@ -162,6 +169,8 @@ class Opened:
     """
 
     def __init__(self, door: Door) -> None:
+        if door.host != _host():
+            raise OSError(f"the memory of a feed on {door.host} is out of reach")
         path = f"/proc/{door.pid}/fd/{door.number}"
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise OSError(f"{path} is not the memory of a feed")

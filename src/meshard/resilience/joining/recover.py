@@ -230,6 +230,7 @@ def _mark_torn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> N
     turn = agreement.turn_of(steps)
     if turn <= agreement.clock.turn:
         world.torn += ((turn, agreement.clock.turn),)
+        agreement.clock.turn += 1  # what is made from now on is not among them
 
 
 def _recovery(

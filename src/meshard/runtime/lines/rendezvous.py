@@ -246,7 +246,7 @@ class Rendezvous:
     def _path(self, name: str) -> Path:
         quoted = quote(name, safe="") if type(name) is str else ""
         if not quoted or len(quoted) > _MOST_NAME:
-            told = f"{name!r}"[:80]
+            told = f"{name!r}"[:80] if type(name) is str else f"a {type(name).__name__}"
             raise ArgumentError(
                 f"A name for other jobs must be a text of 1 to {_MOST_NAME} characters, such as "
                 f"'policy', not {told}."
