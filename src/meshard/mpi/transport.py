@@ -59,8 +59,8 @@ class Messages(Way, Protocol):
     def sweep(self) -> None:
         """Receive and drop messages of steps that were left."""
 
-    def renew(self, members: Sequence[int]) -> None:
-        """Receive no messages of steps before any more."""
+    def renew(self, gone: Collection[int]) -> None:
+        """Receive no messages of steps before any more, and let go of processes that are gone."""
 
     def flushed(self, peer: int) -> Any:
         """Receive and drop all that a process has sent before it called this too."""
@@ -263,11 +263,12 @@ class JobTransport:
         Raises:
             TransportError: if a process fails or does not answer before the deadline.
         """
+        gone = self.watchdog.over
         if self._near is not None:
-            self._near.renew(members)
+            self._near.renew(gone)
         jobs: list[Job] = []
         for way in self._beyond:
-            way.renew(members)
+            way.renew(gone)
             peers = [p for p in members if p != self.index and self._way(p) is way]
             jobs += [([(peer,)], way.flushed(peer)) for peer in peers]
         self._run(jobs)
