@@ -281,19 +281,18 @@ class JobTransport:
         """Reach those of this host through memory that have come from outside; all do this."""
         known = self.channel.known
         rooms = rooms_of(known)
-        room = rooms[known[self.index].host]
         if self._near is None and self._own is not None:
             assert self._pages is not None
-            place = room.index(self.index)
-            self._near = Neighbours(self._pages, self._own, place, self.table, self.watchdog)
+            seat = known[self.index].seat
+            self._near = Neighbours(self._pages, self._own, seat, self.table, self.watchdog)
             self._patience.doorbell = self._near.doorbell
         near = self._near
         told: Any = self.all_gather(None if near is None else near.handle, members)
         handles = dict(zip(members, told, strict=True))
         if near is not None:
-            for place, peer in enumerate(room):
+            for peer in rooms[known[self.index].host]:
                 if peer in handles and peer != self.index:
-                    near.reach(peer, handles[peer], place)
+                    near.reach(peer, handles[peer], known[peer].seat)
         told = self.all_gather(frozenset() if near is None else near.reached, members)
         self.hosts = shared_hosts(rooms, self.hosts or (), dict(zip(members, told, strict=True)))
         if near is not None and self.hosts is not None:
@@ -395,7 +394,7 @@ class JobTransport:
 
 
 def rooms_of(known: Mapping[int, Facts]) -> dict[str, list[int]]:
-    """Return all processes that each host has had; the place of each is its number there."""
+    """Return all processes that each host has had."""
     rooms: dict[str, list[int]] = {}
     for index, facts in sorted(known.items()):
         rooms.setdefault(facts.host, []).append(index)
