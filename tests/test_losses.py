@@ -9,6 +9,7 @@ from scipy.optimize import linprog
 
 import meshard
 from meshard import elastic
+from meshard.algebra.device import Device
 from meshard.errors import ArgumentError
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
@@ -42,6 +43,9 @@ def test_what_is_lost_is_what_no_copy_of_is_left(seed):
     assert found.lost_bytes == lost
     assert found.restored.bytes_moved == found.restored.bound
     assert f"{lost:,} bytes that nobody has" in str(found)
+    assert f"4 of 12 processes die, {lost} bytes gone, RestorePlan(2 arrays" in repr(found)
+    assert "1 copy apart by process, in 12 processes" in str(found.protected)
+    assert repr(found.protected) == "ProtectPlan(2 arrays, 1 copy, 38496 bytes moved)"
 
 
 def test_4096_devices_lose_some_at_random():
@@ -127,3 +131,21 @@ def test_donors_share_the_work_over_all_arrays(seed):
     assert plan.largest_sender_bytes <= 1.2 * least_largest(plan)
     assert plan.least_sender_bytes <= 1.001 * least_largest(plan) + 1
     assert sum(plan.sent.values()) == plan.bytes_moved
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 2, 1, 5), (4, 1, 1, 1), (2, 2, 7, 2, 2, 1)])
+def test_processes_with_different_numbers_of_devices(counts):
+    ids = iter(range(sum(counts)))
+    devices = [Device(next(ids), p, "virtual") for p, n in enumerate(counts) for _ in range(n)]
+    tree = {
+        "w": struct((6000, 8), place(devices)),
+        "one": struct((4000, 8), place(devices[:1])),
+        "b": struct((6000,), place(devices[::-1])),
+    }
+    for dead in range(len(counts)):
+        found = elastic.simulate_loss(tree, place, [dead], copies=1)
+        assert found.lost == {}
+        assert found.restored.bytes_moved == found.restored.bound
+    plan = found.protected
+    assert plan.memory_bytes == 4 * (6000 * 8 + 4000 * 8 + 6000)
+    assert plan.largest_memory_bytes <= 1.3 * plan.memory_bytes / len(counts)

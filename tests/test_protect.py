@@ -140,6 +140,10 @@ def test_what_has_enough_holders_is_not_copied():
         more = elastic.plan_protect({"x": x, "y": y}, copies=2)
         assert more.bytes_moved == x.nbytes
         assert here().protected == {}
+        told = meshard.ShapeDtypeStruct((8,), "float64", sharding=pairs)
+        assert elastic.plan_protect({"x": told}, copies=2).bytes_moved == x.nbytes
+        with pytest.raises(ArgumentError, match=r"protect: x is not an array, but ShapeD"):
+            elastic.protect({"x": told}, copies=2)
         guard = elastic.protect({"x": x, "y": y, "none": None}, copies=2)
         if not lose(0, 3):
             return
@@ -397,3 +401,12 @@ def test_more_deaths_than_copies_need_a_checkpoint(tmp_path):
     assert found[0] == found[1]
     read, lost = found[0]
     assert 0 < read < lost == 12 * 8  # some of what the two held is with the others
+
+
+def test_the_newest_version_that_all_have_is_taken():
+    one, two, other = (1, (0, 1)), (2, (0, 1)), (3, (4,))
+    both, first = (("w", (one, two)), ("v", ())), (("w", (one,)), ("v", (one,)))
+    assert newest_common([both, both]) == {"w": two}
+    assert newest_common([both, first, ()]) == {"w": one, "v": one}
+    assert newest_common([both, (("w", (other,)),)]) == {}
+    assert newest_common([]) == {}

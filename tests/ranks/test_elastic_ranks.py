@@ -82,3 +82,43 @@ def test_all_living_are_told_the_same_and_the_job_ends_well(tmp_path: Path) -> N
     assert len(lines) == 3, done.stdout + done.stderr
     assert len(set(lines)) == 1, done.stdout
     assert "'program.py:10') (0, 1, 3) False (Box(starts=(4,), stops=(6,))" in lines[0]
+
+
+@pytest.mark.timeout(100)
+def test_a_death_before_the_job_has_begun_ends_it(tmp_path: Path) -> None:
+    skip_without_tolerance()
+    first = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.kill(os.getpid(), 9)"
+    (tmp_path / "program.py").write_text(f"{first}\nimport meshard\nmeshard.devices()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshard", "run", "--elastic", "-n", "3", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "of the 3 processes that were started on this host, 2 are left" in done.stderr
+    assert "one has ended before the job began" in done.stderr
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("memory", [True, False], ids=["memory", "messages"])
+def test_the_example_shrinks_and_grows_to_the_last_bit(memory: bool) -> None:
+    skip_without_tolerance()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "meshard", "run", "-n", "4", "--spares", "2"),
+            *("--devices-per-process", "1", "examples/elastic_training.py"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"MESHARD_TABLE": json.dumps({"memory": memory}), "SEED": "4"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = [line.split("with ")[1][0] for line in done.stdout.splitlines()[:-1]]
+    assert counts == ["3", "2", "4", "3"], done.stdout
+    assert done.stdout.endswith("the bits are those of an undisturbed run\n")

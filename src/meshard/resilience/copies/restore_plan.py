@@ -225,7 +225,7 @@ class RestoredArray:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RestorePlan:
     """What a restore will do; it prints as a table.
 
@@ -319,6 +319,11 @@ class RestorePlan:
         """
         moves = [(hop, a.wanted.itemsize, 1) for a in self.arrays for hop in a.device_hops]
         return simulate_many(moves, topology)
+
+    def __repr__(self) -> str:
+        arrays, lost = count_text(len(self.arrays), "array"), len(self.lost)
+        told = f", {lost} of them with lost boxes" if lost else ""
+        return f"RestorePlan({arrays}, {self.bytes_moved} bytes moved{told})"
 
     def __str__(self) -> str:
         arrays = count_text(len(self.arrays), "array")
