@@ -1,14 +1,19 @@
 """Losses that have not happened: what is lost by count, and figures that noise cannot touch."""
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 import meshard
 from meshard import elastic
+from meshard.algebra.device import Device
 from meshard.errors import ArgumentError
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
-from tests.losing import box_mask
+from tests.losing import box_mask, random_sharding
 
 
 def place(devices):
@@ -38,6 +43,9 @@ def test_what_is_lost_is_what_no_copy_of_is_left(seed):
     assert found.lost_bytes == lost
     assert found.restored.bytes_moved == found.restored.bound
     assert f"{lost:,} bytes that nobody has" in str(found)
+    assert f"4 of 12 processes die, {lost} bytes gone, RestorePlan(2 arrays" in repr(found)
+    assert "1 copy apart by process, in 12 processes" in str(found.protected)
+    assert repr(found.protected) == "ProtectPlan(2 arrays, 1 copy, 38496 bytes moved)"
 
 
 def test_4096_devices_lose_some_at_random():
@@ -80,3 +88,64 @@ def test_refusals():
         elastic.simulate_loss(tree, place, ["one"])
     with pytest.raises(ArgumentError, match=r"no array that is laid out"):
         elastic.simulate_loss({"n": 3}, place, 1)
+
+
+def least_largest(plan):
+    """Return the least that the largest sender can send, by linear programming."""
+    sets = Counter()
+    for array in plan.arrays:
+        for hop in array.hops:
+            holders, wanted = hop.before.holders.tolist(), hop.wanted.tolist()
+            for row, count in zip(holders, wanted, strict=True):
+                if count:
+                    sets[tuple(sorted({u for u in row if u >= 0}))] += count * array.wanted.itemsize
+    units = sorted({u for some in sets for u in some})
+    pairs = [(i, u) for i, some in enumerate(sets) for u in some]
+    if not pairs:
+        return 0
+    most = np.zeros((len(units), len(pairs) + 1))
+    most[:, -1] = -1
+    whole = np.zeros((len(sets), len(pairs) + 1))
+    for j, (i, u) in enumerate(pairs):
+        most[units.index(u), j] = whole[i, j] = 1
+    cost = [0] * len(pairs) + [1]
+    return linprog(cost, most, np.zeros(len(units)), whole, list(sets.values())).fun
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_donors_share_the_work_over_all_arrays(seed):
+    pick = random.Random(seed)
+    devices = virtual_devices(pick.choice([8, 12, 16]), devices_per_process=2)
+    shapes = dict.fromkeys("abcdef", (240, 96))
+    tree = {
+        k: struct(s, random_sharding(pick, s, devices), pick.choice(["float32", "int8"]))
+        for k, s in shapes.items()
+    }
+
+    def anywhere(some):
+        return {k: random_sharding(pick, s, some) for k, s in shapes.items()}
+
+    found = elastic.simulate_loss(tree, anywhere, pick.randint(1, 2), copies=1, seed=seed)
+    plan = found.restored
+    assert plan.bytes_moved == plan.bound
+    assert plan.largest_sender_bytes <= 1.2 * least_largest(plan)
+    assert plan.least_sender_bytes <= 1.001 * least_largest(plan) + 1
+    assert sum(plan.sent.values()) == plan.bytes_moved
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 2, 1, 5), (4, 1, 1, 1), (2, 2, 7, 2, 2, 1)])
+def test_processes_with_different_numbers_of_devices(counts):
+    ids = iter(range(sum(counts)))
+    devices = [Device(next(ids), p, "virtual") for p, n in enumerate(counts) for _ in range(n)]
+    tree = {
+        "w": struct((6000, 8), place(devices)),
+        "one": struct((4000, 8), place(devices[:1])),
+        "b": struct((6000,), place(devices[::-1])),
+    }
+    for dead in range(len(counts)):
+        found = elastic.simulate_loss(tree, place, [dead], copies=1)
+        assert found.lost == {}
+        assert found.restored.bytes_moved == found.restored.bound
+    plan = found.protected
+    assert plan.memory_bytes == 4 * (6000 * 8 + 4000 * 8 + 6000)
+    assert plan.largest_memory_bytes <= 1.3 * plan.memory_bytes / len(counts)

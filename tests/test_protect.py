@@ -140,6 +140,10 @@ def test_what_has_enough_holders_is_not_copied():
         more = elastic.plan_protect({"x": x, "y": y}, copies=2)
         assert more.bytes_moved == x.nbytes
         assert here().protected == {}
+        told = meshard.ShapeDtypeStruct((8,), "float64", sharding=pairs)
+        assert elastic.plan_protect({"x": told}, copies=2).bytes_moved == x.nbytes
+        with pytest.raises(ArgumentError, match=r"protect: x is not an array, but ShapeD"):
+            elastic.protect({"x": told}, copies=2)
         guard = elastic.protect({"x": x, "y": y, "none": None}, copies=2)
         if not lose(0, 3):
             return
@@ -337,3 +341,72 @@ def test_a_death_at_any_moment_leaves_one_version_to_all(seed):
 
     found = simulate(4, 1, program)
     assert [v for v in found if v is not None] == [13] * (3 if None in found else 4)
+
+
+def test_odd_arrays_are_kept_too():
+    def program():
+        world = here()
+        devices = world.devices
+        last = NamedSharding(Mesh(np.array(devices[2:]), ("x",)), P())
+        tree = {
+            "scalar": meshard.device_put(np.float32(3), last),
+            "empty": meshard.device_put(np.zeros((0, 3)), rows(devices)),
+            "short": meshard.device_put(np.arange(2, dtype=np.int8), rows(devices)),
+            "flags": meshard.device_put(np.arange(9) % 2 == 0, rows(devices[::-1])),
+            "half": meshard.device_put(np.arange(8), rows(devices)).astype("bfloat16"),
+            "key": meshard.random.key(7),
+            "nothing": (),
+        }
+        guard = elastic.protect(tree)
+        if not lose(2):
+            return
+        places = {k: None if k == "nothing" else last_of(world) for k in tree}
+        places["nothing"] = ()
+        found = elastic.restore(guard, places)
+        assert float(np.asarray(found["scalar"])) == 3
+        assert found["empty"].shape == (0, 3)
+        assert np.asarray(found["short"]).tolist() == [0, 1]
+        assert np.asarray(found["flags"]).tolist() == [True, False] * 4 + [True]
+        assert np.asarray(found["half"]).astype(int).tolist() == list(range(8))
+        assert found["key"].dtype == tree["key"].dtype
+        assert found["nothing"] == ()
+        elastic.protect({"n": 3})
+        elastic.protect({})
+
+    def last_of(world):
+        return NamedSharding(Mesh(np.array(world.devices), ("x",)), P())
+
+    simulate(3, 1, program)
+
+
+def test_more_deaths_than_copies_need_a_checkpoint(tmp_path):
+    def program():
+        world = here()
+        value = np.arange(24.0)
+        tree = {"a": {"x": meshard.device_put(value, rows(world.devices))}, "step": 4}
+        guard = elastic.protect(tree)
+        meshard.checkpoint.save(tmp_path / "c", tree)
+        if not lose(1, 2):
+            return None
+        place = {"a": rows(world.devices)}
+        with pytest.raises(DataLoss, match=r"elastic.restore: a.x: No live device holds"):
+            elastic.restore(guard, place)
+        plan = elastic.plan_restore(guard, place, tmp_path / "c")
+        found = elastic.restore(guard, place, tmp_path / "c")
+        local_parts(found["a"]["x"], value)
+        assert found["step"] == 4
+        return plan.bytes_read, plan.bytes_lost
+
+    found = [r for r in simulate(4, 1, program) if r is not None]
+    assert found[0] == found[1]
+    read, lost = found[0]
+    assert 0 < read < lost == 12 * 8  # some of what the two held is with the others
+
+
+def test_the_newest_version_that_all_have_is_taken():
+    one, two, other = (1, (0, 1)), (2, (0, 1)), (3, (4,))
+    both, first = (("w", (one, two)), ("v", ())), (("w", (one,)), ("v", (one,)))
+    assert newest_common([both, both]) == {"w": two}
+    assert newest_common([both, first, ()]) == {"w": one, "v": one}
+    assert newest_common([both, (("w", (other,)),)]) == {}
+    assert newest_common([]) == {}

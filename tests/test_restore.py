@@ -7,6 +7,7 @@ import pytest
 
 import meshard
 from meshard import checkpoint, elastic
+from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, DataLoss, MissingFileError, TreeError
 from meshard.runtime.settings import Table
 from meshard.runtime.simulated import simulate
@@ -179,7 +180,7 @@ def test_donors_share_the_work_and_the_plan_says_so():
     assert plan.bytes_moved == plan.bound == 12 * 64 * 64 * 3
     assert plan.balance <= 1.2
     text = str(plan)
-    assert "1.00 x the least possible" in text
+    assert "1.00 x the least possible:" in text
     assert f"{plan.largest_sender_bytes:,}" in text
     assert plan.simulate("one process").bytes == plan.bytes_moved
 
@@ -211,3 +212,15 @@ def test_near_holders_give_before_far_ones():
 
     found = simulate(6, 1, program, hosts=[0, 0, 0, 1, 1, 1])
     assert found == [(512, 0), (512, 0), (0, 0), (512, 0), (512, 0), (0, 0)]
+
+
+def test_plans_for_arrays_to_be_know_who_takes_part():
+    def program():
+        world = here()
+        w = meshard.ShapeDtypeStruct((8,), "float32", sharding=rows(world.devices))
+        if lose(3):
+            plan = elastic.plan_restore({"w": w}, rows(world.devices))
+            assert plan.lost == {"w": (Box((6,), (8,)),)}
+            assert repr(plan) == "RestorePlan(1 array, 12 bytes moved, 1 of them with lost boxes)"
+
+    simulate(4, 1, program)

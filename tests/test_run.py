@@ -242,7 +242,7 @@ sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5).code)
         job.send_signal(number)
         _, said = job.communicate(timeout=30)
         assert job.returncode == 128 + signal.SIGKILL
-        assert "has not ended 0.5 s after its job was to end" in said
+        assert "has not ended its job in 0.5 s" in said
         assert self.left(tmp_path) == []
 
     @pytest.mark.timeout(60)
@@ -300,5 +300,5 @@ sys.exit(done.code)
             check=False,
         )
         assert done.returncode == code
-        assert "has not ended although all processes of its job have" in done.stderr
+        assert "has not ended its job although all its processes have" in done.stderr
         assert self.left(tmp_path) == []

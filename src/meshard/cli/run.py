@@ -91,7 +91,8 @@ def run(
         )
         sys.stdout.flush()
         sys.stderr.flush()
-        return supervise(line, env, processes=count, elastic=elastic)
+        strict = is_open_mpi(launcher.version)
+        return supervise(line, env, processes=count, elastic=elastic, strict=strict)
 
     return attempts(processes, faults if elastic else replace(faults, spares=0), start)
 

@@ -84,8 +84,10 @@ class Porter:
         self._next: Ticket | None = None
         self._given: dict[int, Any] = {}
         self._open = True
-        os.register_at_fork(after_in_child=self.close)
-        threading.Thread(target=self._serve, name="meshard porter", daemon=True).start()
+        self._waking, self._wake = os.pipe()
+        os.register_at_fork(after_in_child=self._listener.close)
+        self._thread = threading.Thread(target=self._serve, name="meshard porter", daemon=True)
+        self._thread.start()
 
     def offer(self, ticket: Ticket | None) -> None:
         """Give this ticket to the next that asks; None if another process gives them."""
@@ -104,21 +106,25 @@ class Porter:
 
     def close(self) -> None:
         """Let nobody in any more."""
-        self._open = False
-        self._listener.close()
-        for _, line in self.arrived():
-            line.close()
+        if self._open:
+            self._open = False
+            os.write(self._wake, b"!")
+            self._thread.join()
+            os.close(self._wake)
+            os.close(self._waking)
 
     def _serve(self) -> None:
         strangers: list[tuple[Line, float]] = []
         while self._open:
-            with contextlib.suppress(OSError, ValueError):  # closed by another thread
-                files = self._listener.files
-                busy = strangers or len(files) > 1
-                wait([line for line, _ in strangers], _TICK if busy else _LONG, files)
-                while (line := self._listener.accept()) is not None:
-                    strangers.append((line, time.monotonic() + _PATIENCE))
+            files = [self._waking, *self._listener.files]
+            busy = strangers or len(files) > 2
+            wait([line for line, _ in strangers], _TICK if busy else _LONG, files)
+            while (line := self._listener.accept()) is not None:
+                strangers.append((line, time.monotonic() + _PATIENCE))
             strangers = [one for one in strangers if self._is_strange(*one)]
+        self._listener.close()
+        for line in [*[line for line, _ in strangers], *[line for _, line in self.arrived()]]:
+            line.close()
 
     def _is_strange(self, line: Line, until: float) -> bool:
         """Whether it is still open what a line is for."""

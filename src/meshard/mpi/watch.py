@@ -286,7 +286,6 @@ class ProcessExit:
             Whether all end this way, so that all can end MPI together. If one has failed or died,
             it must not be waited for: this process ends alone, and its exit code counts.
         """
-        self._keeper.say(told.ENDED)
         self._goodbye(ENDED)
         while not self._watchdog.all_ended():
             if self._watchdog.any_failed():

@@ -13,7 +13,7 @@ from typing import final
 
 from meshard.runtime.lines.connecting import Listener, new_token
 from meshard.runtime.lines.line import Line, wait
-from meshard.runtime.processes.told import ENDED, FAILED, JOINED
+from meshard.runtime.processes.told import ENDED, FAILED, GAVE_UP, JOINED
 
 
 @final
@@ -63,19 +63,20 @@ class Keeper:
         return sum(m.said == ENDED for m in self._members)
 
     @property
-    def failed(self) -> int:
-        """How many processes an error of their programs has ended."""
-        return sum(m.said == FAILED for m in self._members)
-
-    @property
-    def lost(self) -> int:
-        """How many processes have gone without a word."""
-        return sum(m.closed is not None and m.said == JOINED for m in self._members)
-
-    @property
     def blames_program(self) -> bool:
-        """Whether no process had gone without a word before the first error of a program."""
+        """Whether no process had gone, or given up, before the first error of a program."""
         return self._first_fault in (None, FAILED)
+
+    def has_ended_well(self, *, elastic: bool) -> bool:
+        """Whether all processes that have joined have come to the end of their programs.
+
+        Args:
+            elastic: Whether some of them may have been lost; but one must have come to its end.
+        """
+        faults = [m.said for m in self._members if m.said != ENDED]
+        if not elastic or not self.ended:
+            return not faults
+        return all(said == JOINED for said in faults)
 
     def over_for(self) -> float:
         """Return for how many seconds all that have joined have been gone; 0 while one lives."""
@@ -96,5 +97,8 @@ class Keeper:
                 member.said = said.decode("ascii", "replace")
             if member.line.closed and member.closed is None:
                 member.closed = time.monotonic()
-        if self._first_fault is None and (self.lost or self.failed):
-            self._first_fault = JOINED if self.lost else FAILED
+        if self._first_fault is None:
+            faults = [m.said for m in self._members if m.said in (FAILED, GAVE_UP) or m.closed]
+            # What was seen at once counts as a loss, if there is one: errors follow from it.
+            faults = sorted((f for f in faults if f != ENDED), key=lambda said: said == FAILED)
+            self._first_fault = faults[0] if faults else None

@@ -65,6 +65,7 @@ def supervise(
     *,
     processes: int = 0,
     elastic: bool = False,
+    strict: bool = False,
     grace: float = GRACE,
 ) -> Outcome:
     """Run a launcher in a session of its own, and return how it has ended.
@@ -78,57 +79,60 @@ def supervise(
         settings: Its environment.
         processes: How many processes it starts; 0 if that is not known.
         elastic: Whether the job may lose processes, and yet end well.
+        strict: Whether a process that ends without a word has failed, whatever the launcher says:
+            Open MPI's was seen to end with 0 when it had lost a host.
         grace: Seconds that it has to end its job.
     """
+    begun = time.monotonic()
+    with Keeper() as keeper, _Watch(grace) as watch:
+        before = _descendants(os.getpid())
+        child = watch.child = _start(line, {**settings, KEEPER: keeper.variable})
+        alone = _wait(child, watch, keeper, processes)
+        killed = child.poll() is None
+        if killed:
+            why = "although all its processes have" if alone else f"in {grace:g} s"
+            _say(f"{line[0]} has not ended its job {why}; it and what it has started are killed.")
+            _kill(_descendants(os.getpid()) - before | {child.pid})
+        code = child.wait()
+        code = code if code >= 0 else 128 - code
+        keeper.watch(0.0)
+        well = keeper.has_ended_well(elastic=elastic)
+        if killed and alone:
+            code = 0 if well else 1
+        elif strict and code == 0 and not well:
+            _say(f"{keeper.joined - keeper.ended} of {keeper.joined} processes ended too early.")
+            code = 1
+        if code != 0 or killed:
+            _end_the_rest(before)
+        quick = time.monotonic() - begun < FUTILE
+        return Outcome(code, watch.was_told, quick and 0 < code < 128 and keeper.blames_program)
+
+
+def _start(line: Sequence[str], settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a launcher whose processes become this one's if it dies."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None:  # processes that its processes leave behind become children of this one
+    if libc is not None:
         libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def begin() -> None:
         if libc is not None:  # no process is left behind if this one is killed
             libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
-    before, begun = _own_children(), time.monotonic()
-    with Keeper() as keeper, _Watch(grace) as watch:
-        env = {**settings, KEEPER: keeper.variable}
-        child = subprocess.Popen(line, env=env, start_new_session=True, preexec_fn=begin)
-        watch.child = child
-        alone = False  # whether the launcher waits for nobody
-        while child.poll() is None and not watch.is_over() and not alone:
-            keeper.watch(_SOON)
-            alone = 0 < processes <= keeper.joined and keeper.over_for() >= _LINGER
-        if child.poll() is None:
-            why = (
-                "although all processes of its job have"
-                if alone
-                else f"{grace:g} s after its job was to end"
-            )
-            sys.stderr.write(
-                f"meshard run: {line[0]} has not ended {why}; it and what it has started are "
-                "killed.\n"
-            )
-            _kill(_descendants(os.getpid()) - before | {child.pid})
-        code = child.wait()
-        keeper.watch(0.0)
-        code = _code(code if code >= 0 else 128 - code, keeper, alone=alone, elastic=elastic)
-        if code != 0 or alone:
-            _end_the_rest(before)
-        quick = time.monotonic() - begun < FUTILE
-        return Outcome(code, watch.was_told, quick and 0 < code < 128 and keeper.blames_program)
+    return subprocess.Popen(line, env=settings, start_new_session=True, preexec_fn=begin)
 
 
-def _code(code: int, keeper: Keeper, *, alone: bool, elastic: bool) -> int:
-    """Return the exit code of a job, of whose processes more is known than of its launcher."""
-    if alone:
-        well = keeper.ended if elastic else keeper.ended == keeper.joined
-        return 0 if well and not keeper.failed else 1
-    if code == 0 and keeper.lost and not (elastic and keeper.ended):
-        sys.stderr.write(
-            f"meshard run: {keeper.lost} of {keeper.joined} processes have not come to the end of "
-            "their program.\n"
-        )
-        return 1
-    return code
+def _wait(child: subprocess.Popen[bytes], watch: _Watch, keeper: Keeper, processes: int) -> bool:
+    """Wait until a launcher has ended, or is to be killed; return whether it waits for nobody."""
+    while child.poll() is None and not watch.is_over():
+        keeper.watch(_SOON)
+        if 0 < processes <= keeper.joined and keeper.over_for() >= _LINGER:
+            return True
+    return False
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"meshard run: {text}\n")
+    sys.stderr.flush()
 
 
 @final
@@ -188,10 +192,6 @@ def _end_the_rest(before: set[int]) -> None:
             with contextlib.suppress(ChildProcessError, PermissionError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(_SOON)
-
-
-def _own_children() -> set[int]:
-    return _descendants(os.getpid())
 
 
 def _kill(processes: set[int]) -> None:

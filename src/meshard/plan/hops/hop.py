@@ -86,6 +86,8 @@ class Hop:
         units: maps device ids to the units that send and receive; by default each device is one.
         alive: the devices that still hold their part of the source; None for all.
         split: whether a box may be cut between two senders.
+        load: the elements that units send in other exchanges at the same time; None for none. They
+            count if some devices are gone.
 
     Attributes:
         level: whether holders have unequal shares where that makes the largest sender smaller: if
@@ -110,12 +112,14 @@ class Hop:
         *,
         alive: Collection[int] | None = None,
         split: bool = True,
+        load: Mapping[int, int] | None = None,
     ) -> None:
         assert source.shape == destination.shape
         self.source = source
         self.destination = destination
         self.split = split
         self.level = split and alive is not None
+        self.load = load
         self.units = units
         self.before = CellGrid(source, units if alive is None else only_alive(units, alive))
         self.after = CellGrid(destination, units)
@@ -281,7 +285,7 @@ class Hop:
         """Where the shares of each cell's holders begin, if these are not equal."""
         if self.before.plain or not self.level:
             return None
-        return level_borders(self.before.holders, self.wanted)
+        return level_borders(self.before.holders, self.wanted, self.load)
 
     def _check_alive(self) -> None:
         lost = self.before.lost

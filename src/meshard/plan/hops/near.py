@@ -29,6 +29,7 @@ def near_hops(
     *,
     alive: frozenset[int],
     hosts: Mapping[int, int] | None,
+    load: Mapping[int, int] | None = None,
 ) -> tuple[Hop, ...]:
     """Return the exchanges from what some devices hold to a layout, nearest holders first.
 
@@ -38,6 +39,7 @@ def near_hops(
         units: maps device ids to the units that send and receive.
         alive: the devices that still hold their part of the source.
         hosts: the host of each device; None if all are equally near.
+        load: the elements that units send besides; None for none.
 
     >>> whole = Layout((8,), ((0, 8),), np.array([[0, 2]]))
     >>> everywhere = Layout((8,), ((0, 8),), np.array([[0, 1, 2, 3]]))
@@ -47,19 +49,23 @@ def near_hops(
     """
     some = sorted({hosts[d] for d in destination.device_ids}) if hosts is not None else []
     if hosts is None or len({*some, *(hosts[d] for d in alive)}) < 2 or len(some) > MOST_HOSTS:
-        return (Hop(source, destination, units, alive=alive),)
+        return (Hop(source, destination, units, alive=alive, load=load),)
     ids = np.array(sorted(hosts), np.int64)
     numbers = np.array([hosts[int(i)] for i in ids], np.int64)
     place = np.minimum(np.searchsorted(ids, source.tensor), len(ids) - 1)
     holders = np.isin(source.tensor, np.array(sorted(alive), np.int64))
     host_of = np.where(holders, numbers[place], -1)
-    found = []
+    found: list[Hop] = []
+    sent = dict(load or {})
     for host in some:
         near = host_of == host
         kept = np.where(near.any(axis=-1, keepdims=True), near, holders)
         tensor = np.where(kept, source.tensor, -1)
         part = Layout(source.shape, source.points, tensor)
-        found.append(Hop(part, _on(destination, hosts, host), units, alive=alive))
+        hop = Hop(part, _on(destination, hosts, host), units, alive=alive, load=dict(sent))
+        found.append(hop)
+        for unit, count in hop.sent.as_dict().items():
+            sent[unit] = sent.get(unit, 0) + count
     return tuple(found)
 
 

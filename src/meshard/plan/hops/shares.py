@@ -9,7 +9,7 @@ total is least. All is done in integers, so that every process finds the same sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-def level_borders(holders: Ints, wanted: Ints) -> Ints:
+def level_borders(holders: Ints, wanted: Ints, load: Mapping[int, int] | None = None) -> Ints:
     """Return where each holder's share of each cell's stream begins, and where the last one ends.
 
     Args:
         holders: the units that hold each cell, ``[cell, holder]``; -1 fills the rows up at the end.
         wanted: the elements of each cell's stream.
+        load: what units send besides; None for nothing.
 
     Unit 0 is the only holder of the first cell, and leaves the second one to unit 1:
 
@@ -40,7 +41,7 @@ def level_borders(holders: Ints, wanted: Ints) -> Ints:
         return borders
     sets, of_cell = np.unique(holders, axis=0, return_inverse=True)
     of_cell = of_cell.reshape(-1)
-    amounts = _levelled(sets, _sums(of_cell, wanted, len(sets)))
+    amounts = _levelled(sets, _sums(of_cell, wanted, len(sets)), load or {})
     # The streams of a set's cells one after another are one stream, of which each holder has a
     # range: so few cells are cut.
     order = np.argsort(of_cell, kind="stable")
@@ -62,9 +63,9 @@ def _sums(places: Ints, amounts: Ints, count: int) -> Ints:
     return found
 
 
-def _levelled(sets: Ints, wanted: Ints) -> Ints:
+def _levelled(sets: Ints, wanted: Ints, load: Mapping[int, int]) -> Ints:
     """Return what each holder of each set sends."""
-    level = _Levelling(sets, wanted)
+    level = _Levelling(sets, wanted, load)
     # Those without a choice come first, and the largest before the smaller.
     every = [i for i, row in enumerate(level.members) if row]
     every.sort(key=lambda i: (len(level.members[i]) > 1, -level.totals[i]))
@@ -91,11 +92,11 @@ class _Levelling:
         sent: what each unit sends in all.
     """
 
-    def __init__(self, sets: Ints, wanted: Ints) -> None:
+    def __init__(self, sets: Ints, wanted: Ints, load: Mapping[int, int]) -> None:
         self.members = [[u for u in row if u >= 0] for row in sets.tolist()]
         self.totals: list[int] = wanted.tolist()
         self.shares = [[0] * len(row) for row in self.members]
-        self.sent: dict[int, int] = dict.fromkeys(sets.reshape(-1).tolist(), 0)
+        self.sent: dict[int, int] = {u: load.get(u, 0) for u in np.unique(sets).tolist()}
 
     def divide(self, i: int) -> bool:
         """Divide the elements of one set anew; return whether that changed anything."""

@@ -42,6 +42,8 @@ class Source:
         alive: the devices that still hold their part; None for all.
         near: the host of each device, if holders on the receiver's own give before others; the
             layout is then a grid, and ``alive`` is given.
+        load: the elements that each process sends of other arrays; they count if some devices are
+            gone.
     """
 
     layout: Layout
@@ -50,6 +52,7 @@ class Source:
     flat: bool = False
     alive: frozenset[int] | None = None
     near: Mapping[int, int] | None = None
+    load: Mapping[int, int] | None = None
 
 
 @final
@@ -362,9 +365,12 @@ def _exchange(destination: Layout, source: Source, process_of: Mapping[int, int]
 
 def _hops(source: Source, destination: Layout, units: Units) -> tuple[Hop, ...]:
     """Return the exchanges between processes; several if near holders give before others."""
-    if source.near is None or source.alive is None:
-        return (Hop(source.layout, destination, units, alive=source.alive),)
-    return near_hops(source.layout, destination, units, alive=source.alive, hosts=source.near)
+    ends, alive, load = (source.layout, destination), source.alive, source.load
+    if alive is None:
+        return (Hop(*ends, units),)
+    if source.near is None:
+        return (Hop(*ends, units, alive=alive, load=load),)
+    return near_hops(*ends, units, alive=alive, hosts=source.near, load=load)
 
 
 def _carried(

@@ -31,7 +31,7 @@ _WHAT = "elastic.simulate_loss"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LossSimulation:
     """What would happen to a tree if some processes died; it prints as a table.
 
@@ -64,6 +64,10 @@ class LossSimulation:
     def time(self) -> Simulation | None:
         """The time and the traffic of the restore; None without a topology."""
         return None if self.topology is None else self.restored.simulate(self.topology)
+
+    def __repr__(self) -> str:
+        dead = f"{len(self.dead)} of {count_text(self.processes, 'process')} die"
+        return f"LossSimulation({dead}, {self.lost_bytes} bytes gone, {self.restored!r})"
 
     def __str__(self) -> str:
         shown = ", ".join(map(str, self.dead[:12])) + (", …" if len(self.dead) > 12 else "")

@@ -4,11 +4,16 @@ In: layouts of arrays, the processes and what keeps them apart. Out: for each ar
 devices that get a copy of each cell. A box is cut into parts for several neighbours, so that copies
 take about as much memory everywhere, and so that several can give what one that dies has held. Only
 a few neighbours share the copies of a process: two deaths rarely hit a box and its copy.
+
+The first part of a box goes to the process before, and the last to the one behind. When a process
+is gone, and its elements are divided anew in the same order, these two are the ones that take over
+most of them, and the others' borders move by less than a part: little has to move.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
 
 NEIGHBOURS = 4
 """Among how many processes the copies of one process's boxes are divided."""
-_EVEN = 1.25
+_EVEN = 1.05
 """The largest process's part of one array's copies, over the mean, for alike arrays to share."""
 _LEAST_PART = 1 << 12
 """Bytes of the smallest part that a box is cut into."""
@@ -104,26 +109,36 @@ class Placing:
                 self.held[process] += nbytes
             return known[0]
         before = dict(self.held)
-        grid = self._placed(own, itemsize)
+        grid = self._placed(own, itemsize, True)
         more = {p: n - before[p] for p, n in self.held.items()}
         if max(more.values()) * len(more) <= _EVEN * sum(more.values()):
             self._even[own, itemsize] = grid, {p: n for p, n in more.items() if n}
-        return grid
+            return grid
+        self.held = before
+        return self._placed(own, itemsize, False)
 
-    def _placed(self, own: Layout, itemsize: int) -> Layout | None:
-        """Return the copies of one array, to those that have least so far."""
+    def _placed(self, own: Layout, itemsize: int, freely: bool) -> Layout | None:
+        """Return the copies of one array.
+
+        Args:
+            own: what its own devices hold.
+            itemsize: bytes of an element.
+            freely: whether each part goes where it is best placed, whatever is there already.
+        """
         lacking = self._lacking(own)
         if not lacking.any():
             return None
-        cuts = self._cut(own, lacking, itemsize)
+        dim, cuts, where = self._cut(own, lacking, itemsize)
         fine = Layout(own.shape, cuts, onto(own, cuts))
         lacking = self._lacking(fine).reshape(-1)
         holders = fine.tensor.reshape(len(lacking), -1)
         found = np.full((len(lacking), int(lacking.max(initial=1))), -1, np.int64)
         for cell in np.flatnonzero(lacking).tolist():
             processes = [self._process_of.get(d, -1) for d in holders[cell].tolist()]
+            near = self._near([p for p in processes if p >= 0], int(lacking[cell]))
+            at = int(where[fine.coordinate(cell)[dim]] * len(near)) if where else 0
             nbytes = fine.box(cell).volume * itemsize
-            chosen = self._chosen([p for p in processes if p >= 0], int(lacking[cell]), nbytes)
+            chosen = self._chosen(near, at, int(lacking[cell]), nbytes, freely)
             ids = [self._apart.devices[p] for p in chosen]
             found[cell, : len(ids)] = [each[cell % len(each)] for each in ids]
         return Layout(own.shape, cuts, found.reshape(*fine.grid, -1))
@@ -147,42 +162,66 @@ class Placing:
         found_: Ints = lacking
         return found_
 
-    def _cut(self, own: Layout, lacking: Ints, itemsize: int) -> tuple[Ints, ...]:
-        """Return cuts in parts for several neighbours, where boxes are large enough."""
-        parts = min(NEIGHBOURS, self._apart.domains - 1)
+    def _cut(
+        self, own: Layout, lacking: Ints, itemsize: int
+    ) -> tuple[int, tuple[Ints, ...], list[float]]:
+        """Return cuts in parts for several neighbours, where boxes are large enough.
+
+        Returns:
+            The dim that is cut, the cuts, and for each index of that dim where in its box the part
+            is, from 0 to 1; nothing if no box is cut.
+        """
+        domain = self._apart.domain
+        crowd = max(Counter([domain[p] for p in self._ring]).values())
+        parts = min(NEIGHBOURS, len(self._ring) - crowd)
         longest = [int(n.max(initial=0)) for n in own.lengths]
-        if parts < 2 or math.prod(longest) * itemsize < parts * _LEAST_PART:
-            return own.points
         dim = next((d for d, n in enumerate(longest) if n >= parts), None)
-        if dim is None:
-            return own.points
-        points = own.points[dim]
+        if parts < 2 or dim is None or math.prod(longest) * itemsize < parts * _LEAST_PART:
+            return 0, own.points, []
+        points, lengths = own.points[dim], own.lengths[dim]
         others = tuple(d for d in range(lacking.ndim) if d != dim)
         extra = [points]
         for i in np.flatnonzero(lacking.any(axis=others)).tolist():
-            length = int(own.lengths[dim][i])
+            length = int(lengths[i])
             extra.append(np.asarray(balanced_cuts(length, min(parts, length))) + points[i])
-        return (*own.points[:dim], np.unique(np.concatenate(extra)), *own.points[dim + 1 :])
+        cuts = np.unique(np.concatenate(extra))
+        at = np.searchsorted(points, cuts[:-1], side="right") - 1
+        where = (cuts[:-1] - points[at]) / np.maximum(lengths[at], 1)
+        return dim, (*own.points[:dim], cuts, *own.points[dim + 1 :]), where.tolist()
 
-    def _chosen(self, holders: Sequence[int], count: int, nbytes: int) -> list[int]:
-        """Return who gets a copy of one cell: the neighbours that have least so far."""
+    def _near(self, holders: Sequence[int], count: int) -> list[int]:
+        """Return the neighbours of some holders that are apart from them.
+
+        The nearest before comes first, then others before, then those behind: the nearest last.
+        """
         domain, ring = self._apart.domain, self._ring
         taken = {domain[p] for p in holders}
-        first = self._rank[holders[0]] + 1
-        near: list[int] = []
-        domains: set[int] = set()
-        for step in range(len(ring)):
-            process = ring[(first + step) % len(ring)]
-            if domain[process] not in taken:
-                near.append(process)
-                domains.add(domain[process])
-                if len(near) >= NEIGHBOURS and len(domains) >= count:
-                    break
-        found = []
+        first = self._rank[holders[0]]
+        sides: tuple[list[int], list[int]] = ([], [])
+        found: set[int] = set()
+        for step in range(1, len(ring)):
+            for side, sign in zip(sides, (-1, 1), strict=True):
+                process = ring[(first + sign * step) % len(ring)]
+                if domain[process] in taken or process in found:
+                    continue
+                enough = len({domain[p] for p in found}) >= count
+                if len(found) >= NEIGHBOURS and enough:
+                    return [*sides[0], *reversed(sides[1])]
+                side.append(process)
+                found.add(process)
+        return [*sides[0], *reversed(sides[1])]
+
+    def _chosen(
+        self, near: Sequence[int], at: int, count: int, nbytes: int, freely: bool
+    ) -> list[int]:
+        """Return who gets a copy of one part: nearest to a place; if not freely, who has little."""
+        domain, held = self._apart.domain, self.held
+        found: list[int] = []
         for _ in range(count):
-            free = [p for p in near if domain[p] not in taken]
-            process = min(free, key=self.held.__getitem__)  # the nearest of those that are equal
-            taken.add(domain[process])
-            self.held[process] += nbytes
-            found.append(process)
+            taken = {domain[p] for p in found}
+            free = [i for i, p in enumerate(near) if domain[p] not in taken]
+            most = math.inf if freely else min(held[near[i]] for i in free) + nbytes
+            best = min(free, key=lambda i: (held[near[i]] > most, abs(i - at), i))
+            found.append(near[best])
+            held[near[best]] += nbytes
         return found

@@ -33,6 +33,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.missing import living_ids, missing_boxes
 from meshard.runtime.memo import memoized
 from meshard.runtime.moving.execute import ArrayMove, run_moves
+from meshard.runtime.moving.place import check_devices_exist
 from meshard.runtime.trees import unflatten
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
@@ -47,12 +48,14 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
     """Return what `protect`, and each refresh, would take, without copying anything.
 
     Args:
-        tree: a tree of arrays.
+        tree: a tree of arrays, or of ShapeDtypeStructs with shardings.
         copies: see `protect`.
         apart: see `protect`.
 
     Raises:
         ArgumentError: if there are too few processes, or hosts.
+        DataLoss: if an array has lost boxes already.
+        ShardingError: if a sharding has devices that do not exist.
 
     >>> import meshard
     >>> x = meshard.device_put(meshard.numpy.zeros(8), meshard.devices()[0])
@@ -63,9 +66,9 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
     asked = _Asked.checked(copies, apart, what)
     world = here()
     asked.check(world, what)
-    held = _held(world, kept_tree(tree), what)
-    _check_complete(world, held, what)
-    return _way(world, asked, held.types).plan
+    types = _types(world, kept_tree(tree), what)
+    _check_complete(world, types, what)
+    return _way(world, asked, types).plan
 
 
 def protect(
@@ -294,7 +297,7 @@ class Protected:
         held = _held(world, kept_tree(tree), what)
         self._check_structure(held.tree, what)
         check_whole(world, held.tree, what)
-        _check_complete(world, held, what)
+        _check_complete(world, held.types, what)
         way = _way(world, self._asked, held.types)
         plan, number = way.plan, self._number + 1
         key = (what, self.name, number, plan.digest)
@@ -449,17 +452,30 @@ def _told(leaf: Kept, what: str) -> Any:
         ) from error
 
 
-def _check_complete(world: RuntimeWorld, held: _Held, what: str) -> None:
+def _types(world: RuntimeWorld, tree: KeptTree, what: str) -> tuple[tuple[str, ArrayType], ...]:
+    """Return the name and the type of each distinct array of a tree, or of what stands for one."""
+    found: dict[object, tuple[str, ArrayType]] = {}
+    for leaf in tree.leaves:
+        x = leaf.value if leaf.array is None else leaf.source
+        if type(x) is Array:
+            found.setdefault(id(x), (leaf.name, x._type))
+        elif leaf.array is not None:
+            check_devices_exist(world, x.sharding, what)
+            found[leaf.name] = leaf.name, world.type_of(*leaf.array, x.sharding, True)
+    return tuple(found.values())
+
+
+def _check_complete(world: RuntimeWorld, types: Iterable[tuple[str, ArrayType]], what: str) -> None:
     """Refuse arrays that have lost boxes.
 
     Raises:
         DataLoss: with the boxes.
     """
     lost = {}
-    for number in held.numbers:
-        boxes = missing_boxes(world, held.arrays[number]._type)
+    for name, type_ in types:
+        boxes = missing_boxes(world, type_)
         if boxes:
-            lost[held.tree.leaves[number].name] = held.arrays[number].shape, boxes
+            lost[name] = type_.shape, boxes
     if lost:
         told = " ".join([f"{n}: {loss_text(s, b)}" for n, (s, b) in list(lost.items())[:8]])
         raise DataLoss(

@@ -59,7 +59,7 @@ class CopiedArray:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProtectPlan:
     """What protecting a tree takes; it prints as a table.
 
@@ -116,6 +116,10 @@ class ProtectPlan:
             for a in self.arrays
         ]
         return xxhash.xxh3_64_hexdigest(repr((told, self.apart.copies, self.kind)).encode())
+
+    def __repr__(self) -> str:
+        arrays, copies = count_text(len(self.arrays), "array"), count_text(self.copies, "copy")
+        return f"ProtectPlan({arrays}, {copies}, {self.bytes_moved} bytes moved)"
 
     def __str__(self) -> str:
         count, largest = len(self.memory), self.largest_memory_bytes

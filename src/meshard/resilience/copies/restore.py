@@ -300,7 +300,9 @@ class _Restoring:
     def _living(self, owners: Mapping[int, int]) -> frozenset[int]:
         """Return the devices whose memory is there: those of processes that take part."""
         world = here()
-        if not all(leaf.blocks for leaf in self._kept.leaves if leaf.array is not None):
+        there = frozenset(world.everything)
+        plans = [k.source for k in self._kept.leaves if k.array is not None and not k.blocks]
+        if not all(there.issuperset(x.sharding.device_order) for x in plans):
             return frozenset(owners)  # a plan for devices that do not exist
         holders = world.processes if self._holders is None else self._holders
         return frozenset([d for d, p in owners.items() if p in holders])
@@ -350,7 +352,7 @@ class _Restoring:
         found = self._parts.get(ends)
         if found is None:
             processes = dict(array.process_of) if world.process_count > 1 else None
-            source = Source(array.whole, alive=array.alive, near=array.near)
+            source = Source(array.whole, alive=array.alive, near=array.near, load=array.load)
             me, hosts = world.process_index, world.sharing
             found = self._parts[ends] = assemble(ends[1], [source], processes, me, hosts)
         return found

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _ROWS = 12
+_ROUNDS = 2
+"""How often each array's donors look at what they send of others."""
 ARRAYS, COPIES, CHECKPOINT = "arrays", "copies", "checkpoint"
 KINDS = (ARRAYS, COPIES, CHECKPOINT)
 """Where boxes come from, the cheapest first."""
@@ -76,6 +78,7 @@ class RestoredArray:
         unit: what sends and receives: ``"process"`` or ``"device"``.
         hosts: the host of each process; None if all are on one.
         known: the exchanges of all arrays of the plan, as far as they were asked for.
+        loads: for each layout before and after what processes send of other arrays.
     """
 
     wanted: Wanted
@@ -86,6 +89,7 @@ class RestoredArray:
     unit: str
     hosts: Mapping[int, int] | None
     known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = field(compare=False, repr=False)
+    loads: dict[tuple[Layout, Layout], dict[int, int]] = field(compare=False, repr=False)
 
     @cached_property
     def alive(self) -> frozenset[int]:
@@ -101,7 +105,12 @@ class RestoredArray:
         """
         if self.unit == "device":
             return self.device_hops
-        return self._known("process", lambda: unit_map(self.process_of))
+        return self._known("process", lambda: unit_map(self.process_of), self.load)
+
+    @property
+    def load(self) -> Mapping[int, int] | None:
+        """The elements that each process sends of other arrays, for one of all alike ones."""
+        return self.loads.get((self.whole, self.wanted.destination))
 
     @property
     def device_hops(self) -> tuple[Hop, ...]:
@@ -115,12 +124,14 @@ class RestoredArray:
             return None
         return {d: self.hosts[p] for d, p in self.process_of.items()}
 
-    def _known(self, unit: str, units: Callable[[], Units]) -> tuple[Hop, ...]:
+    def _known(
+        self, unit: str, units: Callable[[], Units], load: Mapping[int, int] | None = None
+    ) -> tuple[Hop, ...]:
         """Return the exchanges of all arrays that are laid out as this one, before and after."""
         ends = self.whole, self.wanted.destination
         found = self.known.get((unit, *ends))
         if found is None:
-            found = near_hops(*ends, units(), alive=self.alive, hosts=self.near)
+            found = near_hops(*ends, units(), alive=self.alive, hosts=self.near, load=load)
             self.known[unit, *ends] = found
         return found
 
@@ -133,6 +144,24 @@ class RestoredArray:
     def sent(self) -> dict[int, int]:
         """The bytes that each process sends; each device, if there is one process only."""
         return self._sums([hop.sent for hop in self.hops])
+
+    @cached_property
+    def alone(self) -> dict[int, int]:
+        """The bytes that each process must send, since nobody else holds them."""
+        found: list[dict[int, int]] = []
+        for hop in self.hops:
+            units, cells, _ = hop.before.held
+            only = hop.before.copies[cells] == 1
+            found.append({})
+            pairs = zip(units[only].tolist(), hop.wanted[cells[only]].tolist(), strict=True)
+            for unit, count in pairs:
+                found[-1][unit] = found[-1].get(unit, 0) + count * self.wanted.itemsize
+        return _added(found)
+
+    def forget(self) -> None:
+        """Forget the exchange: what others send has changed."""
+        self.known.pop((self.unit, self.whole, self.wanted.destination), None)
+        vars(self).pop("sent", None)
 
     def _sums(self, tallies: Sequence[Tally]) -> dict[int, int]:
         size = self.wanted.itemsize
@@ -196,7 +225,7 @@ class RestoredArray:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RestorePlan:
     """What a restore will do; it prints as a table.
 
@@ -257,11 +286,17 @@ class RestorePlan:
         """The most bytes that one process sends."""
         return max(self.sent.values(), default=0)
 
+    @cached_property
+    def least_sender_bytes(self) -> int:
+        """The bytes that the largest sender sends at least: what it alone holds, or the mean."""
+        alone = _added([a.alone for a in self.arrays])
+        mean = -(-self.bytes_moved // max(1, len(self.sent)))
+        return max([mean, *alone.values()])
+
     @property
     def balance(self) -> float:
-        """What the largest sender sends, divided by the mean of all that hold something."""
-        sent = self.sent
-        return self.largest_sender_bytes * len(sent) / self.bytes_moved if self.bytes_moved else 1.0
+        """What the largest sender sends, divided by what it must send at least."""
+        return self.largest_sender_bytes / self.least_sender_bytes if self.bytes_moved else 1.0
 
     @property
     def digest(self) -> str:
@@ -285,6 +320,11 @@ class RestorePlan:
         moves = [(hop, a.wanted.itemsize, 1) for a in self.arrays for hop in a.device_hops]
         return simulate_many(moves, topology)
 
+    def __repr__(self) -> str:
+        arrays, lost = count_text(len(self.arrays), "array"), len(self.lost)
+        told = f", {lost} of them with lost boxes" if lost else ""
+        return f"RestorePlan({arrays}, {self.bytes_moved} bytes moved{told})"
+
     def __str__(self) -> str:
         arrays = count_text(len(self.arrays), "array")
         least = self.bytes_moved / self.bound if self.bound else 1.0
@@ -297,7 +337,7 @@ class RestorePlan:
             f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible: "
             + ", ".join([f"{bytes_text(n)} from {kind}" for kind, n in self.moved.items() if n]),
             f"  sent     at most {bytes_text(self.largest_sender_bytes)} by one {self.unit}, "
-            f"{self.balance:.2f} x the mean",
+            f"{self.balance:.2f} x the least possible",
         ]
         if self.checkpoint is not None:
             head.append(f"  read     {bytes_text(self.bytes_read)} of {self.checkpoint}")
@@ -355,13 +395,44 @@ def plan_arrays(
     readers = Readers(process_of)
     found: list[RestoredArray] = []
     known: dict[tuple[str, Layout, Layout], tuple[Hop, ...]] = {}
+    loads: dict[tuple[Layout, Layout], dict[int, int]] = {}
     for one in wanted:
         whole, columns, cells = _sources(one, alive, readers)
         there = np.unique(whole.tensor).tolist()
         used = {d for d in there if d >= 0} | one.destination.device_ids
         owners = {d: process_of[d] for d in sorted(used)}
-        found.append(RestoredArray(one, whole, columns, cells, owners, unit, hosts, known))
+        array = RestoredArray(one, whole, columns, cells, owners, unit, hosts, known, loads)
+        found.append(array)
+    if unit == "process":
+        _share_among(found, loads)
     return RestorePlan(tuple(found), checkpoint, unit)
+
+
+def _share_among(
+    arrays: Sequence[RestoredArray], loads: dict[tuple[Layout, Layout], dict[int, int]]
+) -> None:
+    """Let the donors of each array take into account what they send of others.
+
+    What a process must send, as nobody else has it, counts from the beginning; what it sends by
+    choice counts for the arrays behind. Arrays that are laid out alike are one.
+    """
+    groups: dict[tuple[Layout, Layout], list[RestoredArray]] = {}
+    for array in arrays:
+        groups.setdefault((array.whole, array.wanted.destination), []).append(array)
+    if len(groups) < 2:
+        return
+    sent = _added([a.alone for a in arrays])
+    chosen: dict[tuple[Layout, Layout], dict[int, int]] = {}
+    for ends, alike in [*groups.items()] * _ROUNDS:
+        first, size = alike[0], sum(a.wanted.itemsize for a in alike)
+        each, before = first.wanted.itemsize, chosen.get(ends, {})
+        alone = {u: n // each * size for u, n in first.alone.items()}
+        others = {u: n - before.get(u, 0) - alone.get(u, 0) for u, n in sent.items()}
+        loads[ends] = {u: n // size for u, n in others.items()}
+        first.forget()
+        found = {u: n // each * size - alone.get(u, 0) for u, n in first.sent.items()}
+        sent = _added([others, alone, found])
+        chosen[ends] = found
 
 
 def _sources(

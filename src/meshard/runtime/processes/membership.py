@@ -253,6 +253,7 @@ class Membership:
 
     def _take(self, decision: Decision) -> Decision:
         """Make a decision this process's own, and tell the others."""
+        self._eyes.admit(decision.newcomers)  # it may be another's, and they new to this one
         self.number, self.members = decision.number, decision.members
         self._tell(("decided", (self.index, decision)), decision.members)
         self.waiting -= set(decision.members)

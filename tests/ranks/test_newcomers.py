@@ -1,0 +1,94 @@
+"""Real processes that are started by hand to join a job which runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests import growing
+from tests.growing import SIZES, Crowd
+
+WORK = ["-m", "tests.growing", "work"]
+
+
+@pytest.fixture
+def crowd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Crowd]:
+    steps = str(request.param)
+    with Crowd(tmp_path / "found", WORK, GROWING_STEPS=steps, GROWING_SIZE="40000") as found:
+        yield found
+    left = [path.name for path in (tmp_path / "found").iterdir()]
+    assert left in ([], [".lock"]), left
+
+
+def told_same(crowd: Crowd) -> list[bool]:
+    return [one["same"] for one in crowd.said if "same" in one]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@pytest.mark.parametrize("crowd", [2 * len(SIZES)], indirect=True)
+def test_a_job_shrinks_and_grows(crowd: Crowd) -> None:
+    growing.begin(crowd, mpi=True)
+    for _ in growing.cycles(crowd, 2):
+        pass
+    assert set(crowd.end()) == {0, -9}
+    assert told_same(crowd) == [True] * SIZES[-1]
+    for one in crowd.said:
+        moved, least = one.get("moved", (0, None))
+        assert least is None or moved <= 1.02 * least, one
+    assert max(crowd.living) == 11  # four, and two twice in each cycle; no number is used again
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("crowd", [2], indirect=True)
+def test_a_job_goes_on_with_newcomers_only(crowd: Crowd) -> None:
+    """One process begins without MPI; nobody waits for a newcomer that dies before it is taken in.
+
+    The job has 3 processes in its first step, and 5 in its second.
+    """
+    crowd.start(MESHARD_JOB="growing")
+    crowd.wait(lambda one: "began" in one)
+    early = crowd.start(MESHARD_JOIN="growing")
+    while not any("waits to join" in line for line in crowd.complaints):
+        crowd.read(0.1)
+    early.kill()
+    for _ in range(3):
+        crowd.start(MESHARD_JOIN="growing")
+    crowd.wait(lambda one: one["count"] == 4 and "pause" in one, 4)
+    crowd.kill(0)
+    crowd.wait(lambda one: one.get("step") == 1 and "pause" not in one, 3)
+    for _ in range(2):
+        crowd.start(MESHARD_JOIN="growing")
+    codes = crowd.end()
+    assert codes == [-9, -9, 0, 0, 0, 0, 0]
+    assert told_same(crowd) == [True] * 5
+    assert sorted({one["index"] for one in crowd.said}) == [0, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"MESHARD_JOIN": "none"}, "There is no job 'none' that can be joined; there is none in"),
+        (
+            {"MESHARD_JOIN": "a", "OMPI_COMM_WORLD_SIZE": "2"},
+            "This process was started by mpiexec, and MESHARD_JOIN says that it joins the job 'a'",
+        ),
+    ],
+)
+def test_refuses(variables: dict[str, str], said: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import meshard; meshard.devices()"],
+        env=os.environ | {"MESHARD_RENDEZVOUS": str(tmp_path / "found")} | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr, done.stderr
