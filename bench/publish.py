@@ -109,10 +109,13 @@ def serve(options: argparse.Namespace) -> None:
     me = meshard.process_index()
     with elastic.subscribe(NAME, place, map=qkv, dtype="bfloat16", timeout=60) as feed:
         reads = Reads(feed, options.pause)
-        seconds, copies = [], []
+        seconds, copies, polls = [], [], [0.0]
         parts = [x._live()[n] for x in feed.tree.values() for n in x._type.local]
         scratch = [np.zeros_like(part) for part in parts]
         while feed.version < options.versions:
+            if options.poll:
+                polls.append(polled(feed))
+                continue
             feed.wait(timeout=60)
             seconds.append(feed.received.seconds)
             begun = time.perf_counter()  # the other server copies at the same time
@@ -128,6 +131,7 @@ def serve(options: argparse.Namespace) -> None:
             {
                 "seconds": seconds,
                 "copies": copies,
+                "polls": [len(polls), max(polls), float(np.quantile(polls, 0.999))],
                 "nbytes": feed.received.nbytes,
                 "needed": feed.plan.nbytes,
                 "lines": feed.received.lines,
@@ -138,6 +142,15 @@ def serve(options: argparse.Namespace) -> None:
                 "wrong": wrong(feed, options),
             },
         )
+
+
+def polled(feed: Any) -> float:
+    """Poll once, as a server does between two requests; return the seconds that it took."""
+    begun = time.perf_counter()
+    feed.poll()
+    took = time.perf_counter() - begun
+    time.sleep(1e-3)
+    return took
 
 
 class Reads:
@@ -200,7 +213,7 @@ def job(options: argparse.Namespace, role: str, count: int, folder: str) -> subp
     given = ["--layers", options.layers, "--width", options.width, "--versions", options.versions]
     program = ["-m", "bench.publish", "--role", role, "--folder", folder, *map(str, given)]
     program += ["--delta", options.delta, "--pause", str(options.pause), "--dtype", options.dtype]
-    program += ["--reads", str(options.reads)]
+    program += ["--reads", str(options.reads), *["--poll"] * options.poll]
     line = [sys.executable, "-m", "meshard", "run", "-n", str(count), "--devices-per-process", "1"]
     variables = {"MESHARD_RENDEZVOUS": f"{folder}/names", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -230,6 +243,11 @@ def run(options: argparse.Namespace) -> None:
         servers = list(facts(folder, "server", SERVERS))
         trainers = list(facts(folder, "trainer", TRAINERS))
     needed = sum([s["needed"] for s in servers])
+    if options.poll:
+        count, longest, most = map(max, zip(*[s["polls"] for s in servers], strict=True))
+        print(f"polls              {count:10d}, the longest took {longest * 1e3:.1f} ms, 99.9 % of")
+        print(f"                   them {most * 1e3:.1f} ms at most")
+        return
     seconds = statistics.median(
         [max(pair) for pair in zip(*[s["seconds"][1:] for s in servers], strict=False)]
     )
@@ -362,6 +380,7 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=8)
     parser.add_argument("--delta", default="auto")
     parser.add_argument("--reads", type=int, default=0, help="reads of each server, at least")
+    parser.add_argument("--poll", action="store_true", help="servers of one thread, which poll")
     parser.add_argument("--pause", type=float, default=1e-3, help="seconds between two reads")
     parser.add_argument("--dtype", default="float32", help="the trainers' dtype")
     parser.add_argument("--kills", type=int, default=0)

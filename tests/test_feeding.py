@@ -23,6 +23,8 @@ from meshard.checkpoint import KeyMap
 from meshard.errors import (
     AgreementError,
     ArgumentError,
+    DataLoss,
+    IncompatibleDevicesError,
     KeyMapError,
     PlanError,
     TransportError,
@@ -215,10 +217,12 @@ class TestDeaths:
 
         def tree(version: int) -> dict[str, Any]:
             whole = NamedSharding(elastic.mesh("i"), P())
-            return {"w": meshard.device_put(np.full(1000, version), whole)}
+            return {"w": meshard.device_put(np.full(999, version), whole)}
 
         def publishing() -> Any:
-            with elastic.publish("p", tree(1)) as publisher:
+            rows = NamedSharding(elastic.mesh("i"), P("i"))
+            old, split = tree(1), {"w": meshard.device_put(np.zeros(999, np.int64), rows)}
+            with elastic.publish("p", old) as publisher:
                 publisher.wait(timeout=LIMIT)
                 if meshard.process_index() == dead:
                     die()
@@ -226,6 +230,10 @@ class TestDeaths:
                     publisher.publish(tree(2))
                 assert publisher.version == 1
                 elastic.recover()
+                with pytest.raises(DataLoss):
+                    publisher.publish(split)
+                with pytest.raises(IncompatibleDevicesError, match="'w': of the 3 devices"):
+                    publisher.publish(old)
                 assert publisher.publish(tree(3)) == 2
                 publisher.wait(2, timeout=LIMIT)
                 return caught.value.processes, str(caught.value)
@@ -238,7 +246,7 @@ class TestDeaths:
 
         def taking() -> None:
             with elastic.subscribe("p", timeout=LIMIT) as feed:
-                for _ in range(100):
+                for _ in range(5):
                     try:
                         feed.wait(2, timeout=LIMIT)
                         break
@@ -288,6 +296,43 @@ class TestReaders:
                 assert float(np.asarray(kept["a"])[0, 0]) == 1  # however long it is kept
 
         alone(body)
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_polls_take_versions_behind_the_program(self, processes) -> None:
+        def publishing() -> None:
+            with elastic.publish("p", {"w": laid_out(np.full((8, 8), 1), P("a"))}) as publisher:
+                for version in range(2, 7):
+                    publisher.wait(timeout=LIMIT)
+                    publisher.publish({"w": laid_out(np.full((8, 8), version), P("a"))})
+                publisher.wait(timeout=LIMIT)
+
+        def taking() -> list[int]:
+            served = []
+            with elastic.subscribe("p", place(P("b")), timeout=LIMIT) as feed:
+                while True:
+                    check(feed.tree["w"], np.full((8, 8), feed.version))
+                    served.append(feed.version)
+                    if feed.version == 6:
+                        break
+                    before = feed.version
+                    while feed.poll() == before:
+                        time.sleep(1e-3)
+
+                def poll_for_ever() -> None:
+                    while True:
+                        feed.poll()
+                        time.sleep(1e-3)
+
+                with pytest.raises(TransportError, match="has stopped publishing") as caught:
+                    poll_for_ever()
+                assert "Version 6 of 'p' is still served here." in caught.value.__notes__
+                assert feed.version == 6
+            with pytest.raises(TransportError, match="is closed"):
+                feed.poll()
+            return served
+
+        for served in jobs(publishing, taking, (2, processes)):
+            assert served == [1, 2, 3, 4, 5, 6]
 
     def test_memory_is_used_again_when_nobody_reads_it(self) -> None:
         def body() -> None:

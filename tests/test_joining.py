@@ -13,14 +13,16 @@ import pytest
 
 from meshard.errors import ConfigError
 from meshard.mpi import joining
-from meshard.mpi.channel import entry_name
+from meshard.mpi.channel import OpenChannel, entry_name
 from meshard.mpi.far import Far
 from meshard.mpi.joining import Door
 from meshard.mpi.porter import Porter, Ticket
+from meshard.mpi.transport import shared_hosts
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Rendezvous
 from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.processes.facts import Facts
 from meshard.runtime.settings import RENDEZVOUS, TIMEOUT
 
 
@@ -205,3 +207,42 @@ def test_a_line_that_is_closed_is_waited_for_until_somebody_finds_out(pair: Pair
     assert not run([pair.far[1].hear(0, heard)], 100)
     assert pair.far[1].is_closed(0)
     assert not run([pair.far[1].tell(0, np.zeros(3, np.uint8))], 100)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_processes_one_connects_to_the_other(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newcomers are taken in one by one or together, in any order of their numbers."""
+    pick, links = random.Random(seed), []
+    monkeypatch.setattr(
+        OpenChannel, "_reach", lambda self, facts: links.append((self._index, facts.index))
+    )
+    facts = {p: Facts(p, p, 1, "h", ("elsewhere", p, "1"), ()) for p in range(7)}
+    channels = {p: OpenChannel(p, 2, None) for p in facts}
+    members, waiting = {0, 1}, pick.sample(range(2, 7), 5)
+    while waiting:
+        new = {facts[waiting.pop()] for _ in range(pick.randint(1, len(waiting)))}
+        members |= {one.index for one in new}
+        for member in members:
+            if pick.random() < 0.3:  # it hears of one first
+                channels[member].admit([max(new, key=lambda one: one.index)])
+            channels[member].admit(new)
+        for member in members:  # all learn of all
+            for one in members:
+                channels[member]._know(facts[one])
+    pairs = [frozenset(link) for link in links]
+    assert len(pairs) == len(set(pairs)) == 7 * 6 // 2 - 1  # MPI joins 0 and 1
+
+
+def test_who_shares_memory_is_the_same_on_all() -> None:
+    rooms = {"a": [0, 1, 4], "b": [2, 3, 5]}
+    everybody = set(range(6))
+    whole = {p: everybody - {p} for p in everybody}
+    assert shared_hosts(rooms, (0, 0, 1, 1, -5, -6), whole) == (0, 0, 1, 1, 0, 1)
+    one_way = whole | {4: everybody - {0}}
+    assert shared_hosts(rooms, (0, 0, 1, 1, -5, -6), one_way) == (0, 0, 1, 1, -5, 1)
+    alone = {4: {5}, 5: {4}}  # the first processes have died
+    assert shared_hosts(rooms, (0, 0, 1, 1, -5, -6), alone) == (0, 0, 1, 1, -5, -6)
+    assert shared_hosts({"a": [0, 1]}, (-1, -2), {0: set(), 1: set()}) is None
+    assert shared_hosts({"a": [0, 1]}, (-1, -2), {0: {1}, 1: {0}}) == (-1, -1)

@@ -82,3 +82,21 @@ def test_all_living_are_told_the_same_and_the_job_ends_well(tmp_path: Path) -> N
     assert len(lines) == 3, done.stdout + done.stderr
     assert len(set(lines)) == 1, done.stdout
     assert "'program.py:10') (0, 1, 3) False (Box(starts=(4,), stops=(6,))" in lines[0]
+
+
+@pytest.mark.timeout(100)
+def test_a_death_before_the_job_has_begun_ends_it(tmp_path: Path) -> None:
+    skip_without_tolerance()
+    program = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.kill(os.getpid(), 9)\n"
+    (tmp_path / "program.py").write_text(program + "import meshard\nmeshard.devices()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "meshard", "run", "--elastic", "-n", "3", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "of the 3 processes that were started on this host, 2 are left" in done.stderr
+    assert "one has ended before the job began" in done.stderr

@@ -23,7 +23,7 @@ from meshard.mpi.porter import DATA, SIDE, Porter, Ticket
 from meshard.runtime.lines.connecting import connect
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
-from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.facts import Facts, united
 from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import SideChannel
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of, whereabouts
@@ -81,6 +81,9 @@ class OpenChannel:
         index: this process.
         first: how many processes the inner channel joins.
         inner: the side channel between them; None if this process is not one of them.
+
+    Attributes:
+        known: the facts of all processes of the job, if others can join it.
     """
 
     def __init__(self, index: int, first: int, inner: Inner | None) -> None:
@@ -93,6 +96,7 @@ class OpenChannel:
         self._callers: dict[int, _Caller] = {}
         self._places: dict[int, Whereabouts] = {}
         self._unreached: set[int] = set()
+        self.known: Mapping[int, Facts] = {}
         self._name = ""
         self._announcement: Announcement | None = None
         self.far: Far | None = None
@@ -212,14 +216,16 @@ class OpenChannel:
 
     def admit(self, newcomers: Iterable[Facts]) -> None:
         """Reach processes that are to take part, so that letters get to them."""
-        for facts in sorted(newcomers, key=lambda facts: facts.index):
-            if facts.index in self._callers:
-                self._callers[facts.index].facts = None  # it waits no more
-            if facts.index == self._index or facts.index in self._places:
-                continue
-            self._know(facts)
-            if facts.index > self._index:
-                self._reach(facts)
+        # Those that take part already connect to them; of themselves, each to those after it.
+        some = united(newcomers)
+        first = self._index if self._index in some else -1
+        for index, facts in some.items():
+            if index in self._callers:
+                self._callers[index].facts = None  # it waits no more
+            if index != self._index and index not in self._places:
+                self._know(facts)
+                if index > first:
+                    self._reach(facts)
 
     def _know(self, facts: Facts) -> None:
         host, pid, begun = facts.place
@@ -248,6 +254,7 @@ class OpenChannel:
         """Learn about the processes of the job, and who of them takes part now."""
         if self.porter is None:
             return
+        self.known = known
         for index, facts in known.items():
             if index not in self._places:
                 self._know(facts)

@@ -18,11 +18,13 @@ from typing import Any, final
 from meshard.algebra.device import Device
 from meshard.errors import ConfigError, TransportError
 from meshard.mpi.channel import OpenChannel, entry_name
+from meshard.mpi.neighbours import own_memory
 from meshard.mpi.porter import TICKET, Porter, Ticket, builds
 from meshard.mpi.transport import JobTransport
 from meshard.runtime.lines.connecting import Address, connect, new_token
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.lines.rendezvous import Entry, Rendezvous
+from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.facts import Facts, united
 from meshard.runtime.processes.whereabouts import whereabouts
 from meshard.runtime.settings import HOST, JOB, TABLE, TIMEOUT, Table
@@ -213,11 +215,19 @@ def open_job(world: RuntimeWorld, transport: JobTransport) -> None:
     transport.channel.learn(world.known, world.processes)
 
 
+def _offer(world: RuntimeWorld, transport: JobTransport) -> None:
+    """Let processes of this host reach this one's memory once they take part together."""
+    if transport.table.memory:
+        assert isinstance(world.memory, Pages)
+        transport.offer(world.memory, own_memory(world.memory, 0))
+
+
 def opened(name: str, devices: int) -> tuple[RuntimeWorld, JobTransport]:
     """Return the world of a job that begins with one process, and that others may join."""
     transport = JobTransport(0, OpenChannel(0, 0, None), TIMEOUT.value, table=TABLE.value)
     # There is room for another process, so that no array counts as one that can have no others.
     world = RuntimeWorld(0, 2, [Device(i) for i in range(devices)], transport, spares=1)
+    _offer(world, transport)
     porter = Porter(new_token())
     world.known = united([_facts(world, porter)])
     transport.channel.open(name, porter, transport.far, transport.table, world.job)
@@ -243,6 +253,7 @@ def newcomer(name: str, devices: int) -> tuple[RuntimeWorld, JobTransport]:
     channel.open(name, porter, transport.far, table, ticket.job)
     own = [Device(ticket.device + i, index) for i in range(devices)]
     world = RuntimeWorld(index, index + 1, own, transport, spares=1)
+    _offer(world, transport)
     facts = _facts(world, porter)
     world.known, world.job = {index: facts}, ticket.job
     channel.door = _Room(door, facts)

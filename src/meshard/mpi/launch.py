@@ -10,8 +10,11 @@ import atexit
 import contextlib
 import ctypes
 import os
+import select
+import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +37,7 @@ from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes import told
-from meshard.runtime.processes.whereabouts import job_name, whereabouts
+from meshard.runtime.processes.whereabouts import job_name, siblings, whereabouts
 from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT
 from meshard.runtime.world import RuntimeWorld, alone
 
@@ -48,6 +51,15 @@ _SLOT = ("PMIX_NAMESPACE", "PMIX_RANK", "PMI_JOBID", "PMI_PORT", "PMI_FD", "PMI_
 _RANK = "MESHARD_RANK"
 """Variable that marks a process of a job, for processes that it starts itself."""
 
+_OFTEN, _ALL_STARTED = 0.2, 5.0
+"""Seconds between two looks at the others while MPI starts, and until all of them have begun."""
+_DIED_EARLY = (
+    "meshard.errors.ProcessLostError: of the {} processes that were started on this host, {} are "
+    "left, and MPI waits for all of them: one has ended before the job began. Before that there is "
+    "nothing to recover.\n"
+)
+_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""Variable by which mpiexec says that processes outlive the death of others."""
 _BTL = "OMPI_MCA_btl"
 """Variable that selects Open MPI's transports; mpiexec's ``--mca btl`` sets it, too."""
 _OWN_PARAMETERS = Path("~/.openmpi/mca-params.conf")
@@ -98,7 +110,7 @@ def _made() -> World:
     mpi = _imported(size)
     ours = not mpi.Is_initialized()
     if ours:
-        with _without_one_sided():
+        with _without_one_sided(), _watching_the_start():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
     communicator = mpi.COMM_WORLD
     if communicator.Get_size() != size:
@@ -112,6 +124,46 @@ def _made() -> World:
     except BaseException:  # the others wait for this process
         traceback.print_exc()
         _abort(mpi)
+
+
+@contextlib.contextmanager
+def _watching_the_start() -> Iterator[None]:
+    """End this process if one of this host dies before MPI has started, which waits for it forever.
+
+    Where a death ends the job, the launcher does this. Else a child looks on: MPI holds the
+    interpreter while it waits, so that neither a thread nor an error could end the wait.
+    """
+    wanted = _first_number(_LOCAL)
+    if wanted is None or os.environ.get(_TOLERANT) != "1" or siblings() is None:
+        yield
+        return
+    reading, writing = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        os.close(writing)
+        _watch_the_start(reading, wanted, os.getppid())
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        os.waitpid(watcher, 0)
+
+
+def _watch_the_start(reading: int, wanted: int, watched: int) -> NoReturn:
+    """Kill a process that waits in vain, unless it says that the wait is over."""
+    begun, seen = time.monotonic(), 0
+    try:
+        while not select.select([reading], [], [], _OFTEN)[0]:
+            living = siblings(watched) or 0
+            seen = max(seen, living)
+            late = time.monotonic() - begun > _ALL_STARTED
+            if living < wanted and (late or seen >= wanted):
+                os.write(2, _DIED_EARLY.format(wanted, living).encode())
+                os.kill(watched, signal.SIGKILL)
+                break
+    finally:
+        os._exit(0)
 
 
 @contextlib.contextmanager

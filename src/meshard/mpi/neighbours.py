@@ -8,13 +8,12 @@ straight to where the receiver wants it; smaller ones come as one letter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
-from meshard.mpi.doorbell import Doorbell
 from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, unpack
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
@@ -32,45 +31,143 @@ _MARK = 16
 _NOWHERE = -1
 
 
+PLACES = 512
+"""The numbers that processes of a host can have: some of them may come to join later. A number that
+nobody has costs addresses only."""
+
+
+@final
+@dataclass(frozen=True)
+class Handle:
+    """What a neighbour needs to know: an arena, its mark, its mail page and how many it serves."""
+
+    arena: tuple[int, int, int]
+    mark: bytes
+    page: int
+    places: int
+
+
+@final
+@dataclass(frozen=True)
+class OwnMemory:
+    """This process's arena, and the memory of its mail page."""
+
+    arena: Arena
+    page: memoryview
+    handle: Handle
+
+
+def own_memory(pages: Pages, used: int) -> OwnMemory | None:
+    """Open an arena with a mail page; None if the system has no such memory.
+
+    Args:
+        pages: this process's pages, which get the arena.
+        used: how many processes the host has.
+    """
+    places = max(used, PLACES)
+    try:
+        arena = pages.open_arena(places, used)
+    except OSError:
+        return None
+    mark = os.urandom(_MARK)
+    arena.write_mark(mark)
+    lease = arena.lease(mail_bytes(places))
+    assert lease is not None  # it is the first
+    handle = Handle(arena.handle, mark, lease.offset + arena.head, places)
+    return OwnMemory(arena, np.asarray(lease).data, handle)
+
+
 @final
 class Neighbours:
     """The memory of this host's processes.
 
     Args:
-        pages: this process's pages, with an open arena.
-        mailboxes: the mailbox of each neighbour.
-        arenas: the arena of each neighbour.
+        pages: this process's pages.
+        own: its arena and its mail page.
+        place: its number on the host.
         table: the sizes that decide how blocks are moved.
+        stamps: the stamps of letters to and from a process.
+
+    Attributes:
         doorbell: where this process sleeps until one of them has done something.
     """
 
     def __init__(
-        self,
-        pages: Pages,
-        mailboxes: dict[int, Mailbox],
-        arenas: dict[int, Neighbour],
-        table: Table,
-        doorbell: Doorbell,
+        self, pages: Pages, own: OwnMemory, place: int, table: Table, stamps: Stamps
     ) -> None:
-        assert pages.arena is not None
         self._pages = pages
-        self._arena = pages.arena
-        self._mailboxes = mailboxes
-        self._arenas = arenas
+        self._arena = own.arena
+        self._own = MailPage(own.page, place, own.handle.places)
+        self._handle = own.handle
         self._table = table
-        self.doorbell = doorbell
+        self._stamps = stamps
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._resting: dict[int, Mailbox] = {}
+        self._arenas: dict[int, Neighbour] = {}
+        self.doorbell = self._own.doorbell
 
     def __contains__(self, process: int) -> bool:
         return process in self._mailboxes
 
-    def forget(self, gone: Collection[int]) -> None:
+    @property
+    def handle(self) -> Handle:
+        """What others need to know to reach this process."""
+        return self._handle
+
+    @property
+    def reached(self) -> frozenset[int]:
+        """The processes whose memory this one has mapped."""
+        return frozenset(self._arenas)
+
+    def reach(self, process: int, handle: Handle | None, place: int) -> bool:
+        """Map the memory of another process, whose letters then can be read, once both have.
+
+        Args:
+            process: its number in the job.
+            handle: what it has told.
+            place: its number on the host.
+        """
+        if process in self._arenas:
+            return True
+        mine = self._own.place
+        if handle is None or max(mine, place) >= min(handle.places, self._handle.places):
+            return False
+        try:
+            neighbour = Neighbour(handle.arena, mine, handle.places)
+        except OSError:
+            return False
+        if neighbour.read_mark(_MARK) != handle.mark:
+            return False
+        page = neighbour.memory(handle.page, mail_bytes(handle.places))
+        there = MailPage(page, place, handle.places)
+        self._arenas[process] = neighbour
+        self._resting[process] = Mailbox(
+            self._arena, neighbour, self._own, there, process, self._stamps
+        )
+        self._arena.expect(place)
+        return True
+
+    def use(self, processes: Iterable[int]) -> None:
+        """Reach these processes, which reach this one, through memory from now on."""
+        for process in processes:
+            if process in self._resting:
+                self._mailboxes[process] = self._resting.pop(process)
+
+    def rest(self, processes: Iterable[int]) -> None:
+        """Do not reach these processes through memory for now."""
+        for process in processes:
+            if process in self._mailboxes:
+                self._resting[process] = self._mailboxes.pop(process)
+
+    def renew(self, members: Sequence[int]) -> None:
         """Let go of processes that are gone: of their memory, and of what they held of this one's.
 
         Blocks that they had lent stay readable as long as somebody here holds them.
         """
-        for process in [p for p in self._mailboxes if p in gone]:
-            self._arena.forget(self._mailboxes.pop(process).place)
-            del self._arenas[process]
+        for mailboxes in (self._mailboxes, self._resting):
+            for process in [p for p in mailboxes if p not in members]:
+                self._arena.forget(mailboxes.pop(process).place)
+                del self._arenas[process]
 
     def has(self, messages: Sequence[tuple[int, Any]]) -> bool:
         """Return whether the processes of all messages are neighbours."""
@@ -302,75 +399,15 @@ def open_neighbours(
     """
     here = [p for p, host in enumerate(hosts) if host == hosts[me]]
     places = {p: i for i, p in enumerate(here)}
-    opened = _opened(pages, places[me], len(here)) if len(here) > 1 else None
-    told = all_gather(opened and opened.handle)
-    found: dict[int, Neighbour] | None = None
-    if opened is not None:
-        found = _mapped({p: told[p] for p in here if p != me}, places[me], len(here))
-    shared = _sharing(hosts, all_gather(found is not None))
+    own = own_memory(pages, len(here)) if len(here) > 1 else None
+    told = all_gather(own and own.handle)
+    near = None if own is None else Neighbours(pages, own, places[me], table, stamps)
+    others = [p for p in here if p != me]
+    found = near is not None and all(near.reach(p, told[p], places[p]) for p in others)
+    shared = _sharing(hosts, all_gather(found))
     able = shared if len(set(shared)) < len(shared) else None
-    if opened is None or found is None or shared[me] != hosts[me]:
+    if near is None or not found or shared[me] != hosts[me]:
         pages.close_arena()
         return None, able
-    mailboxes = {
-        p: Mailbox(
-            opened.arena,
-            neighbour,
-            opened.page,
-            MailPage(neighbour.memory(told[p].page, mail_bytes(len(here))), places[p], len(here)),
-            p,
-            stamps,
-        )
-        for p, neighbour in found.items()
-    }
-    return Neighbours(pages, mailboxes, found, table, opened.page.doorbell), able
-
-
-@final
-@dataclass(frozen=True)
-class _Handle:
-    """What a neighbour needs to know: an arena, its mark, and the place of its mail page."""
-
-    arena: tuple[int, int, int]
-    mark: bytes
-    page: int
-
-
-@final
-@dataclass(frozen=True)
-class _Opened:
-    """This process's arena and its mail page."""
-
-    arena: Arena
-    page: MailPage
-    handle: _Handle
-
-
-def _opened(pages: Pages, place: int, places: int) -> _Opened | None:
-    """Open an arena with a mail page; None if the system has no such memory."""
-    try:
-        arena = pages.open_arena(places)
-    except OSError:
-        return None
-    mark = os.urandom(_MARK)
-    arena.write_mark(mark)
-    lease = arena.lease(mail_bytes(places))
-    assert lease is not None  # it is the first
-    handle = _Handle(arena.handle, mark, lease.offset + arena.head)
-    return _Opened(arena, MailPage(np.asarray(lease).data, place, places), handle)
-
-
-def _mapped(handles: dict[int, Any], place: int, places: int) -> dict[int, Neighbour] | None:
-    """Return the arenas of all neighbours; None if one cannot be reached."""
-    found = {}
-    for process, handle in handles.items():
-        if handle is None:
-            return None
-        try:
-            neighbour = Neighbour(handle.arena, place, places)
-        except OSError:
-            return None
-        if neighbour.read_mark(_MARK) != handle.mark:
-            return None
-        found[process] = neighbour
-    return found
+    near.use(others)
+    return near, able

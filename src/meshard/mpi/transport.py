@@ -9,7 +9,7 @@ and the watchdog ends a wait that is in vain.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, final
 
@@ -18,10 +18,12 @@ import numpy as np
 from meshard.mpi.channel import OpenChannel
 from meshard.mpi.far import Far
 from meshard.mpi.mailbox import ROOM, packed, unpack
-from meshard.mpi.neighbours import Found, Letter, Neighbours, Waiting
+from meshard.mpi.neighbours import Found, Letter, Neighbours, OwnMemory, Waiting
 from meshard.mpi.patience import Patience
 from meshard.runtime.memory.forks import depth, refuse_in_child
+from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Agreement, Stamp
+from meshard.runtime.processes.facts import Facts
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table
@@ -107,6 +109,8 @@ class JobTransport:
         self.far = Far(self.watchdog)
         self._library = library
         self._messages: Messages | None = None
+        self._pages: Pages | None = None
+        self._own: OwnMemory | None = None
         self._near: Neighbours | None = None
         self._one_host = False
         self._patience = Patience()
@@ -118,6 +122,10 @@ class JobTransport:
         self.table = table
         if self._library is not None:
             self._messages = self._library(table, self.watchdog.stamp)
+
+    def offer(self, pages: Pages, own: OwnMemory | None) -> None:
+        """Let processes of this host that come later reach this one's memory."""
+        self._pages, self._own = pages, own
 
     def reach(self, near: Neighbours | None, hosts: tuple[int, ...] | None) -> None:
         """Use memory between processes of one host from now on."""
@@ -232,22 +240,64 @@ class JobTransport:
         """Wait until all ``peers`` have arrived here."""
         self.all_gather(None, peers)
 
+    def recall(self, hosts: tuple[int, ...] | None) -> None:
+        """Go back to the ways that lead to a process from the first, until `renew`.
+
+        Args:
+            hosts: the number of each process's host, as those know it that take part already.
+        """
+        if self._near is not None:
+            self._near.rest([p for p in self._near.reached if self._is_late(p)])
+        self._one_host = False
+        known = () if hosts is None else hosts
+        # Those that came later share memory with nobody yet.
+        self.hosts = (*known, *[-1 - p for p in range(len(known), 1 + max(self.channel.known))])
+
+    def _is_late(self, peer: int) -> bool:
+        """Whether MPI does not join this process and another."""
+        return self._library is None or peer >= self._library.size
+
     def renew(self, members: Sequence[int]) -> None:
         """Go on with these processes, once all of them have left their steps.
 
         Raises:
             TransportError: if a process fails or does not answer before the deadline.
         """
-        near = self._near
-        if near is not None:
-            near.forget(self.watchdog.over)
-            self._one_host = all(p in near for p in members if p != self.index)
+        if self._near is not None:
+            self._near.renew(members)
         jobs: list[Job] = []
         for way in self._beyond:
             way.renew(members)
             peers = [p for p in members if p != self.index and self._way(p) is way]
             jobs += [([(peer,)], way.flushed(peer)) for peer in peers]
         self._run(jobs)
+        if self.channel.known and self.table.memory:
+            self._approach(members)
+        near = self._near
+        self._one_host = near is not None and all(p in near for p in members if p != self.index)
+
+    def _approach(self, members: Sequence[int]) -> None:
+        """Reach those of this host through memory that have come from outside; all do this."""
+        known = self.channel.known
+        rooms = rooms_of(known)
+        room = rooms[known[self.index].host]
+        if self._near is None and self._own is not None:
+            assert self._pages is not None
+            place = room.index(self.index)
+            self._near = Neighbours(self._pages, self._own, place, self.table, self.watchdog)
+            self._patience.doorbell = self._near.doorbell
+        near = self._near
+        told: Any = self.all_gather(None if near is None else near.handle, members)
+        handles = dict(zip(members, told, strict=True))
+        if near is not None:
+            for place, peer in enumerate(room):
+                if peer in handles and peer != self.index:
+                    near.reach(peer, handles[peer], place)
+        told = self.all_gather(frozenset() if near is None else near.reached, members)
+        self.hosts = shared_hosts(rooms, self.hosts or (), dict(zip(members, told, strict=True)))
+        if near is not None and self.hosts is not None:
+            mine = self.hosts[self.index]
+            near.use([p for p in near.reached if self.hosts[p] == mine])
 
     @property
     def _beyond(self) -> list[Messages]:
@@ -341,6 +391,44 @@ class JobTransport:
         if self.watchdog.look(partial(_peers, jobs)):
             for way in self._beyond:
                 way.sweep()
+
+
+def rooms_of(known: Mapping[int, Facts]) -> dict[str, list[int]]:
+    """Return all processes that each host has had; the place of each is its number there."""
+    rooms: dict[str, list[int]] = {}
+    for index, facts in sorted(known.items()):
+        rooms.setdefault(facts.host, []).append(index)
+    return rooms
+
+
+def shared_hosts(
+    rooms: Mapping[str, Sequence[int]],
+    before: Sequence[int],
+    reached: Mapping[int, Collection[int]],
+) -> tuple[int, ...] | None:
+    """Return the number of each process's host; those share one that all reach each other.
+
+    Args:
+        rooms: the processes of each host.
+        before: the numbers before.
+        reached: whose memory each process that takes part has mapped.
+
+    Returns:
+        The numbers, or None if no two share memory.
+
+    >>> shared_hosts({"a": [0, 1, 2, 3]}, [0, 0, -3, -4], {0: {1, 3}, 1: {0, 3}, 3: {0, 1}})
+    (0, 0, -3, 0)
+    """
+    found = list(before)
+    for room in rooms.values():
+        together: list[int] = []
+        for one in room:
+            if one in reached and all(
+                one in reached[other] and other in reached[one] for other in together
+            ):
+                together.append(one)
+                found[one] = before[together[0]]
+    return tuple(found) if len(set(found)) < len(found) else None
 
 
 def _letters(sends: Sequence[tuple[int, Sequence[Block]]]) -> list[Letter]:

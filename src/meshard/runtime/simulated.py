@@ -293,6 +293,9 @@ class SimulatedTransport:
         """Wait until all peers have arrived here."""
         self.all_gather(None, peers)
 
+    def recall(self, hosts: tuple[int, ...] | None) -> None:
+        """Do nothing: there is one way."""
+
     def renew(self, members: Sequence[int]) -> None:
         """Do nothing: stamps tell which messages are over."""
 

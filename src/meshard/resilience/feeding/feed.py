@@ -26,6 +26,7 @@ from meshard.resilience.feeding.pull import Giver, GoneError, Place, Received, T
 from meshard.resilience.feeding.regions import FeedPlan
 from meshard.resilience.feeding.serve import NOTHING, Ask, Members, Named, Server, Version
 from meshard.resilience.feeding.stage import Stages
+from meshard.resilience.feeding.tasks import Task
 from meshard.resilience.feeding.together import first, together
 from meshard.resilience.feeding.wishing import FLAT, Fitting, Wanted
 from meshard.runtime.array.array import Array
@@ -115,6 +116,10 @@ def _seconds(timeout: float | None, what: str) -> float:
     return TIMEOUT.value if timeout is None else number_of(timeout, what, "timeout")
 
 
+_Looked = tuple[Source | None, str, Named]
+"""Who gives the newest version, what is known of it in words, and the version that is here."""
+
+
 @final
 @dataclass(frozen=True)
 class _Options:
@@ -167,6 +172,8 @@ class Feed:
         self._options = options
         self._served: _Served | None = None
         self._staged: _Served | None = None
+        self._watching: Task[_Looked] | None = None
+        self._assembling: Task[bool] | None = None
         self._fitting: tuple[str, bool, Fitting, FeedPlan] | None = None
         self._givers: dict[tuple[bytes, int], Giver] = {}
         self._stages = Stages()
@@ -298,6 +305,83 @@ class Feed:
             patience = max(0.0, min(_ROUND, deadline - time.monotonic()))
         return self.version
 
+    def poll(self) -> int:
+        """Go on taking the newest version without waiting; all processes of the job call it.
+
+        A thread looks for a newer version and assembles it. A call only asks how far that is, and
+        swaps once it is complete on all processes: a server that has one thread calls it between
+        two requests.
+
+        Returns:
+            The number of the version that is here.
+
+        Raises:
+            TransportError: if the publisher has ended, or was lost on the way; the next call tries
+                again.
+
+        >>> import numpy as np
+        >>> from meshard.resilience.feeding.publisher import publish
+        >>> with publish("poll", {"w": np.ones(2)}) as publisher, subscribe("poll") as feed:
+        ...     _ = publisher.publish({"w": np.zeros(2)})
+        ...     while feed.poll() == 1:
+        ...         pass  # serve
+        ...     feed.tree["w"]
+        Array([0., 0.], dtype=float64)
+        """
+        world, assembling = here(), self._assembling
+        try:
+            if assembling is None:
+                source = together(world, "Feed.poll", lambda: self._news(world))[0]
+                if source is not None:
+                    take = partial(self._taken, world, source, self._options.timeout)
+                    self._assembling = Task(take)
+                return self.version
+            votes = together(
+                world,
+                "Feed.poll",
+                lambda: assembling.result() if assembling.is_done else None,
+            )
+        except MeshardError as error:
+            self._failed(error)
+            raise
+        if None not in votes:
+            if all(votes):
+                self._swap(world)
+            self._assembling = self._staged = None
+        return self.version
+
+    def _news(self, world: RuntimeWorld) -> Source | None:
+        """Return who has a newer version, if the thread that looks for it has found one."""
+        if not self._end.alive:
+            raise TransportError(f"The feed of {self.name!r} is closed.")
+        if world.process_index != first(world):
+            return None
+        if self._watching is None:
+            look = partial(self._look, world, _ROUND, self._options.timeout, True)
+            self._watching = Task(look)
+        if not self._watching.is_done:
+            return None
+        watching, self._watching = self._watching, None
+        source, _, named = watching.result()
+        return None if source is None or source.news.named == named else source
+
+    def _failed(self, error: MeshardError) -> None:
+        """Give up what was being taken."""
+        if self._assembling is not None:
+            for giver in list(self._givers.values()):
+                giver.close()
+        self._settle()
+        self._fitting = None  # another process may not have come as far
+        if self._served is not None:
+            error.add_note(f"Version {self.version} of {self.name!r} is still served here.")
+
+    def _settle(self) -> None:
+        """Wait until nothing goes on behind the program, and forget what it has found."""
+        for task in (self._watching, self._assembling):
+            if task is not None:
+                task.drop()
+        self._watching = self._assembling = self._staged = None
+
     def _advance(self, patience: float, timeout: float, *, strict: bool) -> str:
         """Take the newest version, if there is one that is not here on all processes.
 
@@ -310,11 +394,11 @@ class Feed:
             What is known of the publisher, in words.
         """
         world = here()
+        self._settle()
+        look = partial(self._look, world, patience, timeout, strict)
         try:
             for _ in range(_TRIES):
-                looked = together(
-                    world, "Feed.update", lambda: self._look(world, patience, timeout, strict)
-                )
+                looked = together(world, "Feed.update", look)
                 source, state = looked[0][:2]
                 if source is None or all(named == source.news.named for *_, named in looked):
                     return state
@@ -328,16 +412,12 @@ class Feed:
                 f"{_TRIES} versions were gone before they were begun."
             )
         except MeshardError as error:
-            self._fitting = None  # another process may not have come as far
-            if self._served is not None:
-                error.add_note(f"Version {self.version} of {self.name!r} is still served here.")
+            self._failed(error)
             raise
         finally:
             self._staged = None
 
-    def _look(
-        self, world: RuntimeWorld, patience: float, timeout: float, strict: bool
-    ) -> tuple[Source | None, str, Named]:
+    def _look(self, world: RuntimeWorld, patience: float, timeout: float, strict: bool) -> _Looked:
         """Return who gives the newest version, if this process speaks for the job."""
         if not self._end.alive:
             raise TransportError(f"The feed of {self.name!r} is closed.")
@@ -481,11 +561,12 @@ class Feed:
             self._server.put(staged.version)
             self._server.keep(1, self._server.promised())
         if world.process_index == first(world):
-            self._finder.note(staged.named[1], _CONNECTING)
+            self._finder.note(staged.named[1])
 
     def close(self) -> None:
         """End the feed; trees that were taken from it stay as they are."""
         self._end()
+        self._settle()
         self._served = None
 
     def __enter__(self) -> Feed:

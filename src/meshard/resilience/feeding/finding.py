@@ -161,12 +161,12 @@ class Finder:
             f"{state}{others}."
         )
 
-    def note(self, version: int, timeout: float) -> None:
-        """Tell the publisher which version is served here."""
+    def note(self, version: int) -> None:
+        """Tell the publisher which version is served here; it does not answer."""
         for entry, giver in list(self._lines.values()):
             if entry.name == self._name and not giver.line.closed:
                 with contextlib.suppress(TransportError):
-                    giver.ask("have", timeout, told=self._identity, version=version)
+                    giver.send("have", told=self._identity, version=version)
 
     def close(self) -> None:
         """End the lines."""

@@ -147,6 +147,8 @@ class Publisher:
             TreeError: if it is another tree.
             ArgumentError: if the number is not larger than the last one.
             ProcessLostError: if a process of the job has died; what was published last stays so.
+            DataLoss: if an array has lost boxes with a process.
+            IncompatibleDevicesError: if an array has devices that take part no more.
             TransportError: if the publisher is closed.
         """
         what, world = "elastic.publish", here()

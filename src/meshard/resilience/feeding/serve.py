@@ -304,7 +304,7 @@ class _Session:
 
     def end(self) -> None:
         """Tell the taker that nothing more comes."""
-        if not self.line.closed and self._work is None:
+        if not self.line.closed and not self.line.is_sending:
             self._say("closed")
         self.line.close()
 
@@ -346,7 +346,6 @@ class _Session:
         self._server.release(id(self))
         self._server.readers[id(self)] = given["told"], given["version"]
         self._server.reached[given["told"]] = given["version"]
-        self._say("noted")
         yield True
 
     def _plan(self, given: dict[str, Any]) -> Iterator[bool]:

@@ -211,13 +211,9 @@ def _learn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
         return
     world.learn(known)
     watchdog.learn(known)
-    transport = world.transport
     one = next(one for one in told if one.members)
     world.started_count, world.wanted_count = one.counts
-    hosts = one.sharing
-    if hosts is not None:  # those that came later share memory with nobody
-        later = range(len(hosts), world.process_count)
-        transport.hosts = (*hosts, *[-1 - p for p in later])
+    world.transport.recall(one.sharing)
 
 
 def _mark_torn(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:

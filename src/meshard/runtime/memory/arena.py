@@ -118,9 +118,10 @@ class Arena:
     Leases die in any thread, so that what they touch is appended to and popped from, without locks.
 
     Args:
-        places: how many processes the host has; each has a number below it.
+        places: how many processes the host may ever have; each has a number below it.
         keep: the most bytes of memory that stay unused.
         room: bytes of addresses.
+        used: how many of them it has; by default all.
 
     Attributes:
         handle: what a neighbour needs in order to map it: process, file and size.
@@ -136,6 +137,7 @@ class Arena:
         places: int,
         keep: int = 1 << 30,
         room: int = ROOM,
+        used: int | None = None,
     ) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memory files")
@@ -143,7 +145,7 @@ class Arena:
         self.head = -(-2 * places * _COUNTERS.itemsize // _HEAD) * _HEAD
         self.keep = keep
         self._places = places
-        self._here: list[int] | None = None
+        self._here: slice | list[int] = slice(0, places if used is None else used)
         self._file = os.memfd_create(_NAME)
         self._map, self._room = _largest(self._file, room)
         self.handle = (os.getpid(), self._file, self._room)
@@ -201,13 +203,18 @@ class Arena:
 
     def forget(self, place: int) -> None:
         """Take back what a process of the host holds, which has died."""
-        here = range(self._places) if self._here is None else self._here
-        self._here = [p for p in here if p != place]
+        self._here = [p for p in self._places_here() if p != place]
+
+    def expect(self, place: int) -> None:
+        """Count what one more process of the host holds."""
+        self._here = sorted({*self._places_here(), place})
+
+    def _places_here(self) -> list[int]:
+        here = self._here
+        return here if isinstance(here, list) else list(range(here.stop))
 
     def _is_lent(self, offset: int) -> bool:
-        counters = self._counters(offset)
-        if self._here is not None:
-            counters = counters[:, self._here]
+        counters = self._counters(offset)[:, self._here]
         return bool((counters[0] != counters[1]).any())
 
     def is_seen(self, offset: int, forks: int) -> bool:

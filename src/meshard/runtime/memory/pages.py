@@ -203,16 +203,17 @@ class Pages(Memory):
         """Return the array itself."""
         return block
 
-    def open_arena(self, places: int) -> Arena:
+    def open_arena(self, places: int, used: int | None = None) -> Arena:
         """Make memory that the other processes of the host can map.
 
         Args:
-            places: how many processes the host has.
+            places: how many processes the host may ever have.
+            used: how many it has; by default as many.
 
         Raises:
             OSError: if the system has no such memory.
         """
-        self.arena = Arena(places, self.keep)
+        self.arena = Arena(places, self.keep, used=used)
         return self.arena
 
     def close_arena(self) -> None:

@@ -54,5 +54,8 @@ class LocalTransport:
     def barrier(self, peers: Sequence[int]) -> None:
         """Return at once."""
 
+    def recall(self, hosts: tuple[int, ...] | None) -> None:
+        """Do nothing: there is one way."""
+
     def renew(self, members: Sequence[int]) -> None:
         """Do nothing: there are no messages."""

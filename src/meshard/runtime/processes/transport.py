@@ -81,6 +81,13 @@ class Transport(Protocol):
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all ``peers`` have arrived here."""
 
+    def recall(self, hosts: tuple[int, ...] | None) -> None:
+        """Go back to the ways that lead to a process from the first, until `renew`.
+
+        Args:
+            hosts: the number of each process's host, as those know it that take part already.
+        """
+
     def renew(self, members: Sequence[int]) -> None:
         """Go on with these processes, once all of them have left their steps.
 

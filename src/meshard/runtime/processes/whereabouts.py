@@ -37,6 +37,17 @@ def parent_of(pid: int) -> tuple[str, int]:
         return "", 0
 
 
+def siblings(pid: int | None = None) -> int | None:
+    """Return how many living children a process's parent has; None if that is not known."""
+    parent = os.getppid() if pid is None else parent_of(pid)[1]
+    try:
+        with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as file:
+            children = file.read().split()
+    except OSError:
+        return None
+    return len([pid for pid in children if state_of(int(pid))[0] not in ("", "Z", "X")])
+
+
 def launcher() -> Whereabouts:
     """Return where the `meshard run` of this job is; an empty host if there is none."""
     host, _, rest = os.environ.get("MESHARD_LAUNCHER", "").rpartition(":")
