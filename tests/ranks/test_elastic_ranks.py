@@ -87,8 +87,8 @@ def test_all_living_are_told_the_same_and_the_job_ends_well(tmp_path: Path) -> N
 @pytest.mark.timeout(100)
 def test_a_death_before_the_job_has_begun_ends_it(tmp_path: Path) -> None:
     skip_without_tolerance()
-    program = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.kill(os.getpid(), 9)\n"
-    (tmp_path / "program.py").write_text(program + "import meshard\nmeshard.devices()\n")
+    first = "import os\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.kill(os.getpid(), 9)"
+    (tmp_path / "program.py").write_text(f"{first}\nimport meshard\nmeshard.devices()\n")
     done = subprocess.run(
         [sys.executable, "-m", "meshard", "run", "--elastic", "-n", "3", "program.py"],
         cwd=tmp_path,
