@@ -611,6 +611,35 @@ class TestRefusals:
         (told,) = set(simulate(2, 2, body, deadline=LIMIT))
         assert "processes 0 and 1 publish versions of 'p' with different numbers (1 and 2)" in told
 
+    def test_a_participant_that_is_missing_is_named_on_all(self) -> None:
+        gone, over = threading.Event(), threading.Event()
+
+        def publishing() -> None:
+            with elastic.publish("p", {"w": laid_out(np.ones((8, 8)), P("a"))}) as publisher:
+                if meshard.process_index() == 1:
+                    publisher._server.close()
+                    gone.set()
+                assert over.wait(LIMIT)
+
+        def taking() -> str:
+            assert gone.wait(LIMIT)
+            with pytest.raises(TransportError) as caught:
+                elastic.subscribe("p", place(P("b")), timeout=LIMIT)
+            return str(caught.value)
+
+        def taken() -> set[str]:
+            try:
+                return set(simulate(2, 2, taking, deadline=LIMIT))
+            finally:
+                over.set()
+
+        thread = threading.Thread(target=lambda: simulate(2, 2, publishing, deadline=LIMIT))
+        thread.start()
+        (told,) = taken()
+        thread.join()
+        assert "Process 1 of the publisher of 'p'" in told
+        assert "cannot be reached: No connection" in told
+
     def test_another_plan_on_the_other_side(self, monkeypatch) -> None:
         def body() -> None:
             with elastic.publish("p", {"w": np.ones(2)}):

