@@ -17,7 +17,7 @@ copyright = "the meshard authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 # from_scratch.py is a page too: its comments are its prose.
 source_suffix = {".md": "markdown", ".py": "markdown"}
-exclude_patterns = ["conf.py", "snippets.py", "_static"]
+exclude_patterns = ["conf.py", "pictures.py", "snippets.py", "_static"]
 nitpicky = False
 default_role = "code"  # docstrings say `name`
 

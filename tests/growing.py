@@ -197,14 +197,11 @@ def cycles(crowd: Crowd, number: int) -> Iterator[int]:
             victim = next(p for p in sorted(crowd.living) if p not in kept)
             crowd.kill(victim)
             count -= 1
-            crowd.wait(lambda one: "lost" in one, count, since)
-        since = len(crowd.said)
+            crowd.wait(lambda one: bool(one.get("lost")), count, since)
         for _ in range(wanted - count):
             crowd.start(MESHARD_JOIN="growing")
-        count = wanted
-        crowd.wait(
-            lambda one, s=step: one.get("step") == s + 1 and "pause" not in one, count, since
-        )
+        count, done = wanted, step + 1
+        crowd.wait(lambda one, n=done: one.get("step") == n and "pause" not in one, count)
         if step % len(SIZES) == len(SIZES) - 1:
             yield sum(memory_of(crowd.living[p]) for p in kept)
 

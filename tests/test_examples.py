@@ -21,6 +21,7 @@ from sklearn.datasets import load_digits
 import meshard
 from tests.lays import fetched
 from tests.operands import in_all_worlds
+from tests.ranks.test_restarts import fault_tolerant
 from tests.worlds import alone
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -320,6 +321,28 @@ def test_examples_run_in_four_processes(tmp_path: Path) -> None:
     assert max(map(float, errors)) < 1e-9
 
 
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@pytest.mark.skipif(not fault_tolerant(), reason="this MPI has no fault tolerance")
+@pytest.mark.timeout(150)
+def test_training_outlives_its_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "meshard", "run", "-n", "4", "--spares", "2"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
+    result = subprocess.run(
+        [*command, EXAMPLES / "elastic_training.py"],
+        capture_output=True,
+        encoding="utf-8",
+        env=environment,
+        cwd=tmp_path,
+        timeout=140,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = [line for line in result.stdout.splitlines() if line]
+    going_on = [(15, 3), (30, 2), (45, 4), (75, 3)]
+    assert told[:-1] == [f"step {k}: going on with {n} of 4 processes" for k, n in going_on]
+    assert told[-1] == "the bits are those of an undisturbed run"
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples_are_short_and_say_how_to_run(name: str) -> None:
     source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
@@ -331,5 +354,5 @@ def test_examples_are_short_and_say_how_to_run(name: str) -> None:
 def test_every_example_is_tested() -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")}
     others = {"minilm", "weight_sync"}  # by tests/test_demo.py and tests/test_weight_sync.py
-    assert files == {*PROGRAMS, *others}
+    assert files == {*PROGRAMS, *others, "elastic_training"}
     assert set(ANSWERS) == set(PRINTS) == set(PROGRAMS)

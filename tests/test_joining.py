@@ -218,7 +218,7 @@ def test_of_two_processes_one_connects_to_the_other(
     monkeypatch.setattr(
         OpenChannel, "_reach", lambda self, facts: links.append((self._index, facts.index))
     )
-    facts = {p: Facts(p, p, 1, "h", ("elsewhere", p, "1"), ()) for p in range(7)}
+    facts = {p: Facts(p, p, 1, "h", ("elsewhere", p, "1"), (), p) for p in range(7)}
     channels = {p: OpenChannel(p, 2, None) for p in facts}
     members, waiting = {0, 1}, pick.sample(range(2, 7), 5)
     while waiting:

@@ -206,6 +206,9 @@ def _remove(name: str) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            for program in "ompi", "prted":  # folders that Open MPI's programs make
+                folder = Path(tempfile.gettempdir(), f"{program}.{pid}")
+                shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 

@@ -100,3 +100,25 @@ def test_a_death_before_the_job_has_begun_ends_it(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "of the 3 processes that were started on this host, 2 are left" in done.stderr
     assert "one has ended before the job began" in done.stderr
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("memory", [True, False], ids=["memory", "messages"])
+def test_the_example_shrinks_and_grows_to_the_last_bit(memory: bool) -> None:
+    skip_without_tolerance()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "meshard", "run", "-n", "4", "--spares", "2"),
+            *("--devices-per-process", "1", "examples/elastic_training.py"),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"MESHARD_TABLE": json.dumps({"memory": memory}), "SEED": "4"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = [line.split("with ")[1][0] for line in done.stdout.splitlines()[:-1]]
+    assert counts == ["3", "2", "4", "3"], done.stdout
+    assert done.stdout.endswith("the bits are those of an undisturbed run\n")

@@ -92,3 +92,36 @@ def test_refuses(variables: dict[str, str], said: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_one_that_is_not_taken_in_ends_with_the_job(end: str, tmp_path: Path) -> None:
+    start = "import os, time, meshard\nmeshard.devices()\n"
+    waits = "with meshard.elastic.surviving():\n    raise AssertionError('it was taken in')\n"
+    gone = f"while not os.path.exists('waits'):\n    time.sleep(0.01)\n{end}\n"
+    env = os.environ | {"MESHARD_RENDEZVOUS": str(tmp_path / "found")}
+    job = subprocess.Popen(
+        [sys.executable, "-c", start + "open('began', 'x')\n" + gone],
+        env=env | {"MESHARD_JOB": "a"},
+        cwd=tmp_path,
+    )
+    late = "while not os.path.exists('began'):\n    time.sleep(0.01)\nmeshard.devices()\n"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, time, meshard\n" + late + "open('waits', 'x')\n" + waits,
+        ],
+        env=env | {"MESHARD_JOIN": "a"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert job.wait(30) == (0 if end == "pass" else -9)
+    assert done.returncode == 0, done.stderr
+    told = (
+        "process 1 waits to join 'a'.\nmeshard: the job 'a' has ended before it took process 1 in"
+    )
+    assert told in done.stderr

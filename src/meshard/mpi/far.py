@@ -184,9 +184,9 @@ class Far:
             stream.line.push()
             stream.is_ready()
 
-    def renew(self, members: Iterable[int]) -> None:
+    def renew(self, gone: Iterable[int]) -> None:
         """Let go of the lines to processes that are gone."""
-        for peer in self._streams.keys() - set(members):
+        for peer in self._streams.keys() & set(gone):
             self._streams.pop(peer).line.close()
 
     def complaint(self, error: BaseException) -> str | None:

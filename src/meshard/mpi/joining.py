@@ -158,11 +158,17 @@ class Door:
         self._next = time.monotonic() + _AGAIN
         assert self._facts is not None
         try:
-            return self._is_answered(self._facts.devices) or self._is_alive()
+            if self._is_answered(self._facts.devices) or self._is_alive():
+                return True
         except ConfigError:
-            if Rendezvous().last(entry_name(self._name)) is None:
-                return False
-            raise
+            if Rendezvous().last(entry_name(self._name)) is not None:
+                raise
+        _say(f"the job {self._name!r} has ended before it took process {self._facts.index} in.")
+        return False
+
+
+def _say(text: str) -> None:
+    print(f"meshard: {text}", file=sys.stderr, flush=True)
 
 
 def _answer(line: Line) -> dict[str, Any] | None:
@@ -193,9 +199,10 @@ class _Room:
         return self._door.is_open()
 
 
-def _facts(world: RuntimeWorld, porter: Porter) -> Facts:
+def _facts(world: RuntimeWorld, porter: Porter, seat: int) -> Facts:
     own, host = world.local_devices, HOST.value or socket.gethostname()
-    return Facts(world.process_index, own[0].id, len(own), host, whereabouts(), porter.addresses)
+    place, addresses = whereabouts(), porter.addresses
+    return Facts(world.process_index, own[0].id, len(own), host, place, addresses, seat)
 
 
 def open_job(world: RuntimeWorld, transport: JobTransport) -> None:
@@ -209,7 +216,9 @@ def open_job(world: RuntimeWorld, transport: JobTransport) -> None:
     if name is None:
         return
     porter = Porter(token)
-    told: Any = transport.all_gather(_facts(world, porter), everybody)
+    # As neighbours count them; those who come later have their numbers, which are larger.
+    seat = world.hosts[: world.process_index].count(world.hosts[world.process_index])
+    told: Any = transport.all_gather(_facts(world, porter, seat), everybody)
     world.known = united(told)
     transport.channel.open(name, porter, transport.far, transport.table, world.job)
     transport.channel.learn(world.known, world.processes)
@@ -229,7 +238,7 @@ def opened(name: str, devices: int) -> tuple[RuntimeWorld, JobTransport]:
     world = RuntimeWorld(0, 2, [Device(i) for i in range(devices)], transport, spares=1)
     _offer(world, transport)
     porter = Porter(new_token())
-    world.known = united([_facts(world, porter)])
+    world.known = united([_facts(world, porter, 0)])
     transport.channel.open(name, porter, transport.far, transport.table, world.job)
     transport.channel.learn(world.known, world.processes)
     return world, transport
@@ -254,8 +263,8 @@ def newcomer(name: str, devices: int) -> tuple[RuntimeWorld, JobTransport]:
     own = [Device(ticket.device + i, index) for i in range(devices)]
     world = RuntimeWorld(index, index + 1, own, transport, spares=1)
     _offer(world, transport)
-    facts = _facts(world, porter)
+    facts = _facts(world, porter, index)
     world.known, world.job = {index: facts}, ticket.job
     channel.door = _Room(door, facts)
-    print(f"meshard: process {index} waits to join {name!r}.", file=sys.stderr, flush=True)
+    _say(f"process {index} waits to join {name!r}.")
     return world, transport

@@ -10,7 +10,7 @@ kept until they are done; messages that arrive for such a step are received and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -106,7 +106,7 @@ class Messages:
             f"MPI reports: {error.Get_error_string()}" if isinstance(error, MPI.Exception) else None
         )
 
-    def renew(self, members: Sequence[int]) -> None:
+    def renew(self, gone: Collection[int]) -> None:
         """Receive no messages of steps before any more."""
         for request, _ in self._coming:
             if not _is_done(request):

@@ -8,7 +8,7 @@ straight to where the receiver wants it; smaller ones come as one letter.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -159,13 +159,13 @@ class Neighbours:
             if process in self._mailboxes:
                 self._resting[process] = self._mailboxes.pop(process)
 
-    def renew(self, members: Sequence[int]) -> None:
+    def renew(self, gone: Collection[int]) -> None:
         """Let go of processes that are gone: of their memory, and of what they held of this one's.
 
         Blocks that they had lent stay readable as long as somebody here holds them.
         """
         for mailboxes in (self._mailboxes, self._resting):
-            for process in [p for p in mailboxes if p not in members]:
+            for process in [p for p in mailboxes if p in gone]:
                 self._arena.forget(mailboxes.pop(process).place)
                 del self._arenas[process]
 

@@ -59,8 +59,8 @@ class Messages(Way, Protocol):
     def sweep(self) -> None:
         """Receive and drop messages of steps that were left."""
 
-    def renew(self, members: Sequence[int]) -> None:
-        """Receive no messages of steps before any more."""
+    def renew(self, gone: Collection[int]) -> None:
+        """Receive no messages of steps before any more, and let go of processes that are gone."""
 
     def flushed(self, peer: int) -> Any:
         """Receive and drop all that a process has sent before it called this too."""
@@ -263,11 +263,12 @@ class JobTransport:
         Raises:
             TransportError: if a process fails or does not answer before the deadline.
         """
+        gone = self.watchdog.over
         if self._near is not None:
-            self._near.renew(members)
+            self._near.renew(gone)
         jobs: list[Job] = []
         for way in self._beyond:
-            way.renew(members)
+            way.renew(gone)
             peers = [p for p in members if p != self.index and self._way(p) is way]
             jobs += [([(peer,)], way.flushed(peer)) for peer in peers]
         self._run(jobs)
@@ -280,19 +281,18 @@ class JobTransport:
         """Reach those of this host through memory that have come from outside; all do this."""
         known = self.channel.known
         rooms = rooms_of(known)
-        room = rooms[known[self.index].host]
         if self._near is None and self._own is not None:
             assert self._pages is not None
-            place = room.index(self.index)
-            self._near = Neighbours(self._pages, self._own, place, self.table, self.watchdog)
+            seat = known[self.index].seat
+            self._near = Neighbours(self._pages, self._own, seat, self.table, self.watchdog)
             self._patience.doorbell = self._near.doorbell
         near = self._near
         told: Any = self.all_gather(None if near is None else near.handle, members)
         handles = dict(zip(members, told, strict=True))
         if near is not None:
-            for place, peer in enumerate(room):
+            for peer in rooms[known[self.index].host]:
                 if peer in handles and peer != self.index:
-                    near.reach(peer, handles[peer], place)
+                    near.reach(peer, handles[peer], known[peer].seat)
         told = self.all_gather(frozenset() if near is None else near.reached, members)
         self.hosts = shared_hosts(rooms, self.hosts or (), dict(zip(members, told, strict=True)))
         if near is not None and self.hosts is not None:
@@ -394,7 +394,7 @@ class JobTransport:
 
 
 def rooms_of(known: Mapping[int, Facts]) -> dict[str, list[int]]:
-    """Return all processes that each host has had; the place of each is its number there."""
+    """Return all processes that each host has had."""
     rooms: dict[str, list[int]] = {}
     for index, facts in sorted(known.items()):
         rooms.setdefault(facts.host, []).append(index)

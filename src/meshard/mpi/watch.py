@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -407,13 +409,15 @@ def end_cut_off(process: int) -> NoReturn:
     )
     sys.stderr.flush()
     sys.stdout.flush()
-    parent = os.getppid()
-    while parent > 1:
-        name, above = parent_of(parent)
-        if name == "prted":  # it waits for its mpiexec for ever
-            with contextlib.suppress(OSError):
-                os.kill(parent, signal.SIGKILL)
-        parent = above
+    name, above = parent_of(parent := os.getppid())
+    while name and name != "prted":  # a shell, for example
+        name, above, parent = *parent_of(above), above
+    while name == "prted":  # it waits for its mpiexec for ever
+        # Its folder comes first: processes end soon after their daemon.
+        shutil.rmtree(os.path.join(tempfile.gettempdir(), f"prted.{parent}"), ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.kill(parent, signal.SIGKILL)
+        name, above, parent = *parent_of(above), above
     os._exit(1)
 
 

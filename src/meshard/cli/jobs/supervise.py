@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +94,7 @@ def supervise(
         if killed:
             why = "although all its processes have" if alone else f"in {grace:g} s"
             _say(f"{line[0]} has not ended its job {why}; it and what it has started are killed.")
-            _kill(_descendants(os.getpid()) - before | {child.pid})
+            child.kill()
         code = child.wait()
         code = code if code >= 0 else 128 - code
         keeper.watch(0.0)
@@ -104,6 +106,8 @@ def supervise(
             code = 1
         if code != 0 or killed:
             _end_the_rest(before)
+            # Open MPI's mpiexec removes the folder of its job, unless it is killed.
+            shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{child.pid}"), ignore_errors=True)
         quick = time.monotonic() - begun < FUTILE
         return Outcome(code, watch.was_told, quick and 0 < code < 128 and keeper.blames_program)
 

@@ -41,6 +41,16 @@ class LossSimulation:
         protected: what the copies take; None if none are kept.
         restored: the plan that brings the tree to those that are left.
         topology: where the devices are; None if nothing is timed.
+
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> from meshard.testing import virtual_devices
+    >>> def place(devices):
+    ...     return meshard.NamedSharding(meshard.Mesh(devices, ("x",)), meshard.P())
+    >>> whole = place(virtual_devices(8, devices_per_process=1))
+    >>> w = meshard.ShapeDtypeStruct((8,), "float32", sharding=whole)
+    >>> elastic.simulate_loss(w, place, 7).lost  # one has all of it
+    {}
     """
 
     dead: tuple[int, ...]

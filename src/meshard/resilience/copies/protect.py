@@ -218,8 +218,15 @@ class Protected:
 
     Attributes:
         name: the name by which processes recognize it.
-        plan: what the latest refresh has copied to whom; None for a process that has joined late
-            and has not refreshed yet.
+        plan: what the latest refresh has copied to whom; None once it is closed.
+
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> guard = elastic.protect({"w": meshard.numpy.zeros(4), "step": 0})
+    >>> guard.refresh({"w": guard.tree["w"] + 1, "step": 1})
+    >>> guard.version, guard.tree["step"]
+    (2, 1)
+    >>> guard.close()
     """
 
     def __init__(self, world: RuntimeWorld, asked: _Asked, name: str) -> None:

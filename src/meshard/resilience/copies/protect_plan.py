@@ -68,6 +68,15 @@ class ProtectPlan:
         apart: the processes that keep copies.
         kind: what a box and its copy must not share: ``"process"`` or ``"host"``.
         memory: the bytes of copies that each process keeps.
+
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> from meshard.testing import simulate
+    >>> def program():
+    ...     rows = meshard.NamedSharding(elastic.mesh("i"), meshard.P("i"))
+    ...     return elastic.plan_protect(meshard.ShapeDtypeStruct((8,), "float32", sharding=rows))
+    >>> simulate(4, 1, program)[0].memory
+    {0: 8, 1: 8, 2: 8, 3: 8}
     """
 
     arrays: tuple[CopiedArray, ...]

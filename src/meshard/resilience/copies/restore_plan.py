@@ -233,6 +233,13 @@ class RestorePlan:
         arrays: each array with its sources.
         checkpoint: the checkpoint that boxes are read from; None if none was given.
         unit: what sends and receives: ``"process"``, or ``"device"`` if there is one process only.
+
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> devices = meshard.devices()
+    >>> x = meshard.device_put(meshard.numpy.arange(8.0), devices[0])
+    >>> elastic.plan_restore({"x": x}, devices[0]).bytes_moved  # it is there already
+    0
     """
 
     arrays: tuple[RestoredArray, ...]

@@ -107,8 +107,9 @@ def surviving(*, grow: bool = True) -> Surviving:
     [20.0, None, 20.0]
 
     Args:
-        grow: whether processes that wait are taken in; the same on all. A process that waits does
-            so at its first block in any case.
+        grow: whether spares take the place of processes that were lost; the same on all. Those
+            that were started by hand are taken in in any case, and a process that waits does so at
+            its first block whatever this says.
 
     Raises:
         TransportError: if others that live do not come in time, or have given up this process.

@@ -26,6 +26,7 @@ class Facts:
         host: the name of its host.
         place: where it is.
         addresses: where it listens to others of the job that share no MPI with it.
+        seat: its number on the host, which no other process there ever has.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Facts:
     host: str
     place: Whereabouts
     addresses: tuple[tuple[str, int], ...]
+    seat: int
 
 
 def devices_of(known: Mapping[int, Facts]) -> tuple[Device, ...]:
