@@ -114,7 +114,7 @@ class TestLifelines:
         lifelines.watch(1, sleeper.pid)  # one that has ended before
         assert lifelines.ended() == {}
 
-    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    @pytest.mark.filterwarnings("ignore:.*fork")
     def test_a_forked_child_does_not_keep_a_line_open(self) -> None:
         a, b = joined(["x", "y"])
         read, write = os.pipe()

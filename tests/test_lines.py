@@ -16,6 +16,9 @@ from meshard.runtime.lines.connecting import Listener, connect, new_token
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.lines.rendezvous import Rendezvous, own_identity
 
+# Where JAX has been imported, it warns of forks.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork")
+
 PATIENCE = 20.0
 OPEN: list[Line] = []
 

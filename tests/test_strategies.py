@@ -25,7 +25,7 @@ def test_all_that_is_listed_is_there():
     strategies = importlib.import_module("meshard.testing.strategies")
     assert sorted(testing.__all__) == testing.__all__
     drawn = {n for n in testing.__all__ if hasattr(strategies, n)}
-    assert {*drawn, "simulate", "virtual_devices"} == {*testing.__all__}
+    assert {*drawn, "die", "simulate", "virtual_devices"} == {*testing.__all__}
     assert all(callable(getattr(testing, name)) for name in testing.__all__)
 
 

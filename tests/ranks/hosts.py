@@ -116,6 +116,9 @@ class Hosts:
             self._cable.kill()
             self._cable.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
+        for name in self.names:  # Open MPI leaves its memory behind if it is killed
+            for file in Path("/dev/shm").glob(f"sm_segment.{name}.*"):
+                file.unlink(missing_ok=True)
 
     def _build(self) -> None:
         agent = self._folder / "agent"
