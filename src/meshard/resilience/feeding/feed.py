@@ -567,6 +567,7 @@ class Feed:
         """End the feed; trees that were taken from it stay as they are."""
         self._end()
         self._settle()
+        _close_lines(self._finder, self._givers)  # what was opened meanwhile
         self._served = None
 
     def __enter__(self) -> Feed:
@@ -593,6 +594,11 @@ def _close(
         announced.withdraw()
     if server is not None:
         server.close()
+    _close_lines(finder, givers)
+
+
+def _close_lines(finder: Finder, givers: Mapping[tuple[bytes, int], Giver]) -> None:
+    """End the lines to those that give; a thread may be opening more of them."""
     finder.close()
-    for giver in givers.values():
+    for giver in list(givers.values()):
         giver.close()

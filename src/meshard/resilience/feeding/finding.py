@@ -169,6 +169,6 @@ class Finder:
                     giver.send("have", told=self._identity, version=version)
 
     def close(self) -> None:
-        """End the lines."""
-        for _, giver in self._lines.values():
+        """End the lines that are there."""
+        for _, giver in list(self._lines.values()):
             giver.close()

@@ -56,7 +56,7 @@ def mesh(
     what = "elastic.mesh"
     sizes = _sizes(axes, what)
     wishes = _wishes(prefer, sizes, what)
-    have = current().devices_by_host if devices is None else devices_of(list(devices), what)
+    have = current().devices_by_host if devices is None else devices_of(devices, what)
     least = math.prod(n for n in sizes.values() if n is not None)
     if least > len(have):
         told = ", ".join(f"{name}={n}" for name, n in sizes.items() if n is not None)
