@@ -102,7 +102,7 @@ def sources_svg(found: LossSimulation) -> str:
     foot = TOP + sheet.rows * ROW + 24
     gone = " and ".join(names[p] for p in found.dead)
     legend = (
-        f"Dashed: gone with processes {gone}. Here: stays where it is. From 2: sent by process 2. "
+        f"Dashed: gone with processes {gone}. Here: stays where it is. From: sent by that process. "
         "Read: from the disk."
     )
     sheet.parts.append(label(LEFT, foot, legend))

@@ -33,6 +33,7 @@ from meshard.errors import (
 from meshard.resilience.feeding import regions, serve
 from meshard.resilience.feeding.changes import applied, changed, decoded, encoded
 from meshard.resilience.feeding.offer import Offer, Tensor, Wish
+from meshard.resilience.feeding.pull import GoneError
 from meshard.resilience.feeding.stage import Opened, Stages
 from meshard.runtime.settings import RENDEZVOUS
 from meshard.sharding import Mesh, NamedSharding, P
@@ -333,6 +334,47 @@ class TestReaders:
 
         for served in jobs(publishing, taking, (2, processes)):
             assert served == [1, 2, 3, 4, 5, 6]
+
+    def test_a_version_that_a_taker_was_told_of_stays_until_it_is_taken(self) -> None:
+        def body() -> None:
+            with elastic.publish("p", {"w": np.zeros(4)}, delta=False) as publisher:
+                server = publisher._server
+                server.promise(7)
+                for version in (2, 3):
+                    publisher.publish({"w": np.zeros(4)})
+                    assert sorted(server.versions) == [1, version]
+                server.release(7)
+                publisher.publish({"w": np.zeros(4)})
+                assert sorted(server.versions) == [4]
+
+        alone(body)
+
+    def test_all_processes_swap_or_none(self, monkeypatch) -> None:
+        """A version that is gone for one process is taken again by all."""
+        assembled, calls = elastic.Feed._assembled, []
+
+        def once_gone(feed: Any, world: Any, *given: Any) -> Any:
+            calls.append(world.process_index)
+            if world.process_index == 1 and calls.count(1) == 2:
+                raise GoneError("gone")
+            return assembled(feed, world, *given)
+
+        monkeypatch.setattr(elastic.Feed, "_assembled", once_gone)
+
+        def publishing() -> None:
+            with elastic.publish("p", {"w": laid_out(np.zeros((8, 8)), P("a"))}) as publisher:
+                publisher.wait(timeout=LIMIT)
+                publisher.publish({"w": laid_out(np.ones((8, 8)), P("a"))})
+                publisher.wait(timeout=LIMIT)
+
+        def taking() -> int:
+            with elastic.subscribe("p", place(P("b")), timeout=LIMIT) as feed:
+                feed.wait(2, timeout=LIMIT)
+                check(feed.tree["w"], np.ones((8, 8)))
+                return feed.version
+
+        assert jobs(publishing, taking, (1, 2)) == [2, 2]
+        assert sorted(calls) == [0, 0, 0, 1, 1, 1]
 
     def test_memory_is_used_again_when_nobody_reads_it(self) -> None:
         def body() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from meshard.errors import ConfigError
 from meshard.mpi import joining
-from meshard.mpi.channel import OpenChannel, entry_name
-from meshard.mpi.far import Far
 from meshard.mpi.joining import Door
-from meshard.mpi.porter import Porter, Ticket
+from meshard.mpi.outside.channel import OpenChannel, entry_name
+from meshard.mpi.outside.far import Far
+from meshard.mpi.outside.porter import Porter, Ticket
 from meshard.mpi.transport import shared_hosts
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.line import Line

@@ -43,7 +43,7 @@ main(60, {len(name)})
 MESSAGES = """
 from mpi4py import MPI
 from meshard.mpi.datatypes import Datatypes, run_bytes
-from meshard.mpi.channel import OpenChannel
+from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.messages import Communicator, Messages, slabs
 from meshard.mpi.transport import JobTransport
 from meshard.mpi.watch import MpiSideChannel

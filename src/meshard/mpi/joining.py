@@ -17,9 +17,9 @@ from typing import Any, final
 
 from meshard.algebra.device import Device
 from meshard.errors import ConfigError, TransportError
-from meshard.mpi.channel import OpenChannel, entry_name
 from meshard.mpi.neighbours import own_memory
-from meshard.mpi.porter import TICKET, Porter, Ticket, builds
+from meshard.mpi.outside.channel import OpenChannel, entry_name
+from meshard.mpi.outside.porter import TICKET, Porter, Ticket, builds
 from meshard.mpi.transport import JobTransport
 from meshard.runtime.lines.connecting import Address, connect, new_token
 from meshard.runtime.lines.line import Line, wait

@@ -202,10 +202,10 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
         devices: how many devices this process has.
         ours: whether MPI was started here, and so is to be ended here.
     """
-    from meshard.mpi.channel import OpenChannel
     from meshard.mpi.joining import open_job
     from meshard.mpi.messages import Communicator
     from meshard.mpi.neighbours import open_neighbours
+    from meshard.mpi.outside.channel import OpenChannel
     from meshard.mpi.transport import JobTransport
     from meshard.mpi.watch import MpiSideChannel
 
@@ -265,10 +265,6 @@ def _from_outside(name: str, size: int | None, devices: int) -> RuntimeWorld:
             f"{name!r}: it can belong to one job only. Start it without mpiexec, as in `meshard "
             f"run -n 1 --join {name} script.py`."
         )
-    with contextlib.suppress(ImportError):
-        import mpi4py
-
-        mpi4py.rc.initialize = False
     from meshard.mpi.joining import newcomer
 
     return _begun(*newcomer(name, devices))
@@ -276,10 +272,6 @@ def _from_outside(name: str, size: int | None, devices: int) -> RuntimeWorld:
 
 def _opened(name: str, devices: int) -> RuntimeWorld:
     """Return the world of a job that begins with one process, and that others may join."""
-    with contextlib.suppress(ImportError):
-        import mpi4py
-
-        mpi4py.rc.initialize = False
     from meshard.mpi.joining import opened
 
     return _begun(*opened(name, devices))
@@ -301,7 +293,7 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
         transport: how it reaches the others.
         ours: whether MPI was started here, and so is to be ended here.
     """
-    from meshard.mpi.watch import ProcessExit, end_on_error, speak_when_ended
+    from meshard.mpi.ending import ProcessExit, end_on_error, speak_when_ended
 
     def abort() -> NoReturn:
         transport.channel.close()
@@ -354,7 +346,7 @@ def _end() -> None:
 
 def _abort(mpi: Any) -> NoReturn:
     """End all processes of the job."""
-    from meshard.mpi.watch import tell_launcher
+    from meshard.mpi.ending import tell_launcher
 
     _flush()
     tell_launcher()
@@ -404,7 +396,7 @@ def end_job() -> None:
     if world is not None and world.process_count > 1:
         from mpi4py import MPI
 
-        from meshard.mpi.watch import say_failed
+        from meshard.mpi.ending import say_failed
 
         say_failed(world.process_index)
         _abort(MPI)

@@ -15,10 +15,10 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from meshard.mpi.channel import OpenChannel
-from meshard.mpi.far import Far
 from meshard.mpi.mailbox import ROOM, packed, unpack
 from meshard.mpi.neighbours import Found, Letter, Neighbours, OwnMemory, Waiting
+from meshard.mpi.outside.channel import OpenChannel
+from meshard.mpi.outside.far import Far
 from meshard.mpi.patience import Patience
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.memory.pages import Pages

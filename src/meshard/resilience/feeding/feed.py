@@ -24,7 +24,15 @@ from meshard.resilience.feeding.finding import Finder, Source, reader_name
 from meshard.resilience.feeding.offer import offered
 from meshard.resilience.feeding.pull import Giver, GoneError, Place, Received, Taking
 from meshard.resilience.feeding.regions import FeedPlan
-from meshard.resilience.feeding.serve import NOTHING, Ask, Members, Named, Server, Version
+from meshard.resilience.feeding.serve import (
+    MOST_BYTES,
+    NOTHING,
+    Ask,
+    Members,
+    Named,
+    Server,
+    Version,
+)
 from meshard.resilience.feeding.stage import Stages
 from meshard.resilience.feeding.tasks import Task
 from meshard.resilience.feeding.together import first, together
@@ -195,7 +203,7 @@ class Feed:
     def _open(self, world: RuntimeWorld, own: str) -> None:
         """Have a thread serve what is here to others."""
         token = together(world, _WHAT, new_token)[0]
-        self._server = server = Server(token, world.process_index, 64 << 20)
+        self._server = server = Server(token, world.process_index, MOST_BYTES, compares=False)
         addresses = together(world, _WHAT, lambda: server.addresses)
         self._members = dict(zip(world.processes, addresses, strict=True))
         announced: Announcement | None = None

@@ -17,7 +17,7 @@ from meshard.algebra.arguments import count_of, integer_of, number_of, refusal
 from meshard.errors import AgreementError, ArgumentError, TransportError
 from meshard.plan.figures.window import checked_window
 from meshard.resilience.feeding.offer import Offer, check_same_tree, offered
-from meshard.resilience.feeding.serve import Server, Version
+from meshard.resilience.feeding.serve import MOST_BYTES, Server, Version
 from meshard.resilience.feeding.together import first, together
 from meshard.runtime.lines.connecting import Address, new_token
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
@@ -26,8 +26,6 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.sources import placed_arrays
 from meshard.weights.native.structure import Named, named
 
-MOST_BYTES = 64 << 20
-"""Bytes on their way from one process, if the caller sets no limit."""
 _ROUND = 0.25
 
 
@@ -50,8 +48,7 @@ def publish(
         tree: arrays, in any layout; numbers and strings travel along. NumPy's arrays are copied.
         version: the number of this version; by default 1.
         delta: whether the version before is kept in memory as well, so that only changed elements
-            need to travel. ``"auto"``: they do where that is less; True: also between processes of
-            one host, which otherwise pass whole boxes through memory; False: never.
+            need to travel to takers that ask for that: ``"auto"`` or True; False if not.
         max_bytes: the most bytes on their way from one process at once; None for 64 MiB.
 
     Returns:
@@ -110,7 +107,7 @@ class Publisher:
         found = together(world, what, lambda: (new_token(), secrets.token_hex(8)))
         self._token, self._origin = found[0]
         window = checked_window(max_bytes, what) or MOST_BYTES
-        self._server = Server(self._token, world.process_index, window)
+        self._server = Server(self._token, world.process_index, window, compares=self._keep > 1)
         self._announced: Announcement | None = None
         self._end = weakref.finalize(self, _end, self._server, [])
         try:

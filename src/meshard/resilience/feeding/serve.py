@@ -35,6 +35,8 @@ from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.types import Block
 from meshard.weights.transfer.exchange import Held, Part
 
+MOST_BYTES = 64 << 20
+"""Bytes on their way from one process, if the caller sets no limit."""
 _IDLE_SECONDS = 0.5
 _TRIES = 16
 """Slabs of which none had few changes, after which no more of a pull are compared."""
@@ -136,6 +138,7 @@ class Server:
         token: the secret that takers know.
         process: the number of this process in its job.
         max_bytes: the most bytes on their way from this process at once.
+        compares: whether changes are given, to takers that have the version before.
 
     Attributes:
         addresses: where it listens.
@@ -145,8 +148,9 @@ class Server:
         given: bytes that were given so far, over lines and through memory.
     """
 
-    def __init__(self, token: bytes, process: int, max_bytes: int) -> None:
+    def __init__(self, token: bytes, process: int, max_bytes: int, *, compares: bool) -> None:
         self.process = process
+        self.compares = compares
         self.max_bytes = max_bytes
         self.told = f"process {process}"
         self.readers: dict[int, tuple[str, int]] = {}
@@ -380,6 +384,7 @@ class _Session:
         base = None if ask.base is None else server.versions.get(ask.base)
         if base is not None and base.offer.digest != version.offer.digest:
             base = None
+        base = base if server.compares else None
         into = self._into(ask, wish)
         self._say("begun", memory=into is not None)
         giving = _Giving(version, base, ask.always)

@@ -199,7 +199,7 @@ class Far:
 
     def close(self) -> None:
         """Close all lines."""
-        self.renew(())
+        self.renew(tuple(self._streams))
 
 
 def _bytes(block: Block) -> memoryview:

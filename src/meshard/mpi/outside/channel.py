@@ -18,8 +18,8 @@ from dataclasses import asdict
 from typing import Any, Protocol, final
 
 from meshard.errors import TransportError
-from meshard.mpi.far import Far
-from meshard.mpi.porter import DATA, SIDE, Porter, Ticket
+from meshard.mpi.outside.far import Far
+from meshard.mpi.outside.porter import DATA, SIDE, Porter, Ticket
 from meshard.runtime.lines.connecting import connect
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous

@@ -1,0 +1,1 @@
+"""Processes of a job that MPI has not started: how they come in, and how they are reached."""
