@@ -44,7 +44,7 @@ from meshard.sharding import (
     Sharding,
     SingleDeviceSharding,
 )
-from meshard.testing import virtual_devices
+from meshard.testing import simulate, virtual_devices
 from tests.odd_values import ODD, complaint
 from tests.test_api import public_names
 from tests.worlds import alone
@@ -521,7 +521,7 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.elastic.simulate_loss": {
         "tree": structs,
         "place": lambda: whole_rows,
-        "deaths": lambda: [1],
+        "deaths": lambda: 1,
         "copies": lambda: 1,
         "topology": lambda: None,
     },
@@ -797,6 +797,15 @@ def save_in(format_: str, x: Any) -> Any:
     return meshard.checkpoint.save("written", {"w": x}, format=format_, overwrite=True)
 
 
+def among_two(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that two simulated processes call with the same argument."""
+    return lambda x: simulate(2, 1, lambda: repr(function(x)), deadline=5.0)
+
+
+def rows_of_tree() -> dict[str, Any]:
+    return {"w": rows(), "b": meshard.devices()[0]}
+
+
 # What the results of public functions do, leaves of trees, and operators.
 MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
     "jit(f)(x)": (lambda x: meshard.jit(plus_one)(x), array),
@@ -934,6 +943,55 @@ MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
         lambda x: list(meshard.resharding.reshard_iter([x], meshard.devices()[0], dtype="float32")),
         array,
     ),
+    "elastic.grow among two": (among_two(elastic.grow), lambda: 0),
+    "elastic.plan_publish to a function's shardings": (
+        lambda x: elastic.plan_publish(structs(), lambda name, struct: x, topology="one process"),
+        other_rows,
+    ),
+    "elastic.plan_publish of a leaf": (
+        lambda x: elastic.plan_publish({"w": x}, other_rows(), topology="one process"),
+        lambda: structs()["w"],
+    ),
+    "elastic.protect of a leaf": (
+        lambda x: opened(elastic.protect({"w": array(), "x": x})),
+        array,
+    ),
+    "elastic.protect among two": (
+        among_two(lambda x: elastic.protect({"w": mnp.ones(4), "x": 3}, x)),
+        lambda: 1,
+    ),
+    "elastic.publish of a leaf": (
+        lambda x: opened(elastic.publish(f"published {next(NUMBERS)}", {"w": array(), "x": x})),
+        array,
+    ),
+    "elastic.recover among two": (among_two(elastic.recover), lambda: 5.0),
+    "elastic.restore of a leaf": (
+        lambda x: elastic.restore({"x": x}, meshard.devices()[0]),
+        array,
+    ),
+    "elastic.restore to a leaf": (lambda x: elastic.restore({"x": array()}, {"x": x}), rows),
+    "elastic.restore of what is protected": (
+        lambda x: elastic.restore(protected(), x),
+        rows_of_tree,
+    ),
+    "elastic.simulate_loss to what a function returns": (
+        lambda x: elastic.simulate_loss(structs(), lambda devices: x, [1]),
+        lambda: whole_rows(virtual_devices(4, 1)[:1]),
+    ),
+    "elastic.simulate_loss of some": (
+        lambda x: elastic.simulate_loss(structs(), whole_rows, [x]),
+        lambda: 1,
+    ),
+    "elastic.subscribe to a leaf": (
+        lambda x: opened(elastic.subscribe(publisher().name, {"w": x, "b": None}, timeout=5.0)),
+        rows,
+    ),
+    "elastic.subscribe with a function's shardings": (
+        lambda x: opened(elastic.subscribe(publisher().name, lambda name, struct: x, timeout=5.0)),
+        lambda: meshard.devices()[0],
+    ),
+    "elastic.mesh of a size": (lambda x: elastic.mesh({"x": x, "y": None}), lambda: 2),
+    "elastic.mesh with a wish": (lambda x: elastic.mesh(("x", "y"), {"x": x}), lambda: 2),
     "P[i]": (lambda i: P("x", None)[i], lambda: 1),
     "P + entries": (lambda other: P("x") + other, lambda: ("y",)),
     "entries + P": (lambda other: other + P("x"), lambda: ("y",)),
