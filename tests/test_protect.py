@@ -8,6 +8,7 @@ import pytest
 import meshard
 from meshard import elastic
 from meshard.errors import (
+    AgreementError,
     ArgumentError,
     DataLoss,
     DeletedArrayError,
@@ -410,3 +411,13 @@ def test_the_newest_version_that_all_have_is_taken():
     assert newest_common([both, first, ()]) == {"w": one, "v": one}
     assert newest_common([both, (("w", (other,)),)]) == {}
     assert newest_common([]) == {}
+
+
+def test_numbers_must_be_the_same_on_all_processes():
+    def program():
+        guard = elastic.protect({"x": meshard.numpy.zeros(3), "step": 0})
+        with pytest.raises(AgreementError, match=r"Protected\.refresh"):
+            guard.refresh({"x": meshard.numpy.zeros(3), "step": meshard.process_index()})
+        assert guard.tree["step"] == 0
+
+    simulate(2, 1, program, deadline=10)

@@ -98,7 +98,7 @@ def test_a_death_before_the_job_has_begun_ends_it(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert "of the 3 processes that were started on this host, 2 are left" in done.stderr
+    assert "3 processes were started on this host, of which only 2 live" in done.stderr
     assert "one has ended before the job began" in done.stderr
 
 

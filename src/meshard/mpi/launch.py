@@ -54,8 +54,8 @@ _RANK = "MESHARD_RANK"
 _OFTEN, _ALL_STARTED = 0.2, 5.0
 """Seconds between two looks at the others while MPI starts, and until all of them have begun."""
 _DIED_EARLY = (
-    "meshard.errors.ProcessLostError: of the {} processes that were started on this host, {} are "
-    "left, and MPI waits for all of them: one has ended before the job began. Before that there is "
+    "meshard.errors.ProcessLostError: {} processes were started on this host, of which only {} "
+    "live, and MPI waits for all of them: one has ended before the job began. Before that there is "
     "nothing to recover.\n"
 )
 _END = signal.SIGUSR2

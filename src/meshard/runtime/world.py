@@ -131,6 +131,11 @@ class RuntimeWorld(World, Remembering):
         self.device_set = frozenset(self.devices)
         self.known_shardings.clear()
         self.programs.clear()
+        self._types = {
+            key: type_
+            for key, type_ in self._types.items()
+            if self.device_set.issuperset(type_.sharding.device_order)
+        }
         self.forget()
         self.membership += 1
 

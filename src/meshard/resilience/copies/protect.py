@@ -200,6 +200,12 @@ def _fresh(value: Any) -> Any:
     return value if plain else pickle.loads(pickle.dumps(value))
 
 
+def _shown(value: Any) -> str:
+    """Return what can be compared of a leaf that is not an array: equal values, equal texts."""
+    plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+    return repr(value) if plain else type(value).__qualname__
+
+
 def _given(blocks: Blocks) -> Sequence[Block | None]:
     return blocks
 
@@ -278,6 +284,7 @@ class Protected:
 
         Raises:
             TreeError: if it has another structure.
+            AgreementError: if the processes give different numbers or texts.
             DataLoss: if an array has lost boxes; `restore` it first.
             DeletedArrayError: if an array was deleted.
             ProcessLostError: if a process has died.
@@ -307,7 +314,8 @@ class Protected:
         _check_complete(world, held.types, what)
         way = _way(world, self._asked, held.types)
         plan, number = way.plan, self._number + 1
-        key = (what, self.name, number, plan.digest)
+        values = tuple([_shown(leaf.value) for leaf in held.tree.leaves if leaf.array is None])
+        key = (what, self.name, number, plan.digest, values)
         agreed(world, world.processes, key, f"`{what}` of {self.name}, version {number}")
         own = {id(x): x.copy() for x in held.arrays.values()}
         arrays = {i: own[id(x)] for i, x in held.arrays.items()}

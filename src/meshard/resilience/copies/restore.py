@@ -16,6 +16,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import device_ids_of
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, DataLoss, ShardingError
+from meshard.plan.captions import count_text
 from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
@@ -281,7 +282,7 @@ class _Restoring:
         plan = self.plan()
         if self._holders is None:  # versions of what is protected are complete
             check_whole(world, self._kept, self._what)
-        told = f"`{self._what}` of {len(plan.arrays)} arrays"
+        told = f"`{self._what}` of {count_text(len(plan.arrays), 'array')}"
         agreed(world, world.processes, (self._what, plan.digest, window), told)
         held = {
             number: [blocks() for blocks in self._kept.leaves[number].blocks]

@@ -341,7 +341,8 @@ class RestorePlan:
             if self.unit == "process"
             else f"Restore {arrays}",
             f"  lost     {bytes_text(self.bytes_lost)} that the arrays' own devices do not hold",
-            f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible: "
+            f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible"
+            + (": " if any(self.moved.values()) else "")
             + ", ".join([f"{bytes_text(n)} from {kind}" for kind, n in self.moved.items() if n]),
             f"  sent     at most {bytes_text(self.largest_sender_bytes)} by one {self.unit}, "
             f"{self.balance:.2f} x the least possible",

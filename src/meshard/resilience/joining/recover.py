@@ -190,7 +190,7 @@ def take(world: RuntimeWorld, watchdog: Watchdog, decision: Decision) -> None:
     members, everything = decision.members, decision.payloads.values()
     _mark_torn(world, watchdog, decision)
     watchdog.renew({p for told in everything for p in (*told.members, *told.over)})
-    watchdog.agreement.renew(1 + max(told.epoch for told in everything))
+    watchdog.agreement.renew(1 + max(told.epoch for told in everything), watchdog.over)
     _learn(world, watchdog, decision)
     world.take_part(members)
     world.membership = decision.number

@@ -147,7 +147,7 @@ def _grown(world: RuntimeWorld, spares: int | None) -> Recovery:
         return Recovery((), (), world.processes, None, None, None, 0.0)
     before, lost = world.processes, False
     if world.waits:
-        _join(world, watchdog)
+        before = _join(world, watchdog)
     while watchdog.may_grow() and _has_room(world, spares):
         try:
             waiting, newcomers = _waiting(world, watchdog)
@@ -195,8 +195,8 @@ def _waiting(world: RuntimeWorld, watchdog: Watchdog) -> tuple[set[int], set[Fac
     return set().union(*[spares for spares, _ in told]), set().union(*[new for _, new in told])
 
 
-def _join(world: RuntimeWorld, watchdog: Watchdog) -> None:
-    """Wait until the others take this process in.
+def _join(world: RuntimeWorld, watchdog: Watchdog) -> tuple[int, ...]:
+    """Wait until the others take this process in; return who has taken part before.
 
     Raises:
         SystemExit: if the job ends before.
@@ -215,3 +215,4 @@ def _join(world: RuntimeWorld, watchdog: Watchdog) -> None:
         take(world, watchdog, decision)
     except ProcessLostError:
         change(world)
+    return tuple(sorted({p for told in decision.payloads.values() for p in told.members}))

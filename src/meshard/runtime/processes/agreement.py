@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import CodeType
@@ -366,12 +366,21 @@ class Agreement:
         """The latest epoch that any set of processes has begun."""
         return max([self._first, *[r.epoch for r in self._sets.values()]])
 
-    def renew(self, epoch: int) -> None:
+    def renew(self, epoch: int, gone: Collection[int] = ()) -> None:
         """Begin an epoch of all sets of processes, also of those that have yet to be met.
 
         All messages of earlier epochs are over: the processes that take part have changed.
+
+        Args:
+            epoch: the epoch.
+            gone: processes whose sets meet no more.
         """
         self._first = epoch
+        over = [r for r in self._sets.values() if not set(gone).isdisjoint(r.members)]
+        for running in over:
+            del self._sets[running.members], self._keys[running.key]
+            for p in running.members:
+                self._with[p] = tuple([r for r in self._with[p] if r is not running])
         for running in self._sets.values():
             running.begin(epoch)
             running.turn = 0

@@ -558,37 +558,40 @@ class Watchdog:
         for topic, letter in self._channel.collect():
             if topic in ("claims", "reported"):
                 (self._claiming if topic == "claims" else self._reported).add(letter)
-                continue
-            if topic in _OF_MEMBERS:
+            elif topic in _OF_MEMBERS:
                 self.membership.hear(topic, letter)
-                continue
-            if topic == "lost":
+            elif topic == "lost":
                 self._losses[letter.index] = letter
-                continue
-            if topic == "left":
-                account = letter.account
-                self._left[account.index] = letter
-            elif topic == "alarm":
-                account, epochs = letter
-                if self.agreement.is_news(epochs):
-                    self._raise_alarm(epochs)
-                elif not self._epochs:  # it waits for what this process knows
-                    mine = self.agreement.account(self._missing, whole=True)
-                    self._channel.post(account.index, ("told", mine))
             else:
-                account = letter
-            if topic == "ask" and account.index not in self._ended:
-                mine = self.agreement.account(self._missing, ended=self._end)
-                self._channel.post(account.index, ("answer", mine))
-            elif topic in ("alarm", "told", "bye"):
-                self._whole[account.index] = account
-            if topic == "bye":
-                self._ended[account.index] = now
-            self._heard[account.index] = account
-            self._compare(account.index, now)
-            epochs = self.agreement.contradictions(account)
+                self._hear_account(topic, letter, now)
+
+    def _hear_account(self, topic: str, letter: Any, now: float) -> None:
+        """Learn from a letter that holds an account of its sender."""
+        account: Account = letter
+        if topic == "left":
+            account = letter.account
+            self._left[account.index] = letter
+        elif topic == "alarm":
+            account, epochs = letter
             if self.agreement.is_news(epochs):
                 self._raise_alarm(epochs)
+            elif not self._epochs:  # it waits for what this process knows
+                mine = self.agreement.account(self._missing, whole=True)
+                self._channel.post(account.index, ("told", mine))
+        if topic == "ask" and account.index not in self._ended:
+            mine = self.agreement.account(self._missing, ended=self._end)
+            self._channel.post(account.index, ("answer", mine))
+        elif topic in ("alarm", "told"):
+            self._whole[account.index] = account
+        elif topic == "bye":
+            self._ended[account.index] = now
+            if not (self._epochs and account.index in self._whole):  # it told more in the alarm
+                self._whole[account.index] = account
+        self._heard[account.index] = account
+        self._compare(account.index, now)
+        found = self.agreement.contradictions(account)
+        if self.agreement.is_news(found):
+            self._raise_alarm(found)
 
     def _compare(self, peer: int, now: float) -> None:
         """Record that a process has left the step that this one is in."""
