@@ -22,7 +22,8 @@ GOLDEN = Path(__file__).parent / "golden" / "api.txt"
 # The modules that users import from; one that does not exist yet is simply not listed.
 PUBLIC_MODULES = (
     *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
-    *("distributed", "multihost_utils", "experimental", "testing", "typing", "checkpoint"),
+    *("distributed", "multihost_utils", "experimental", "testing", "typing"),
+    *("checkpoint", "elastic"),
 )
 
 OPTIONAL = (

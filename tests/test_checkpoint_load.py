@@ -284,6 +284,7 @@ def test_load_iter_lets_go_of_what_it_has_yielded(folder: Path) -> None:
 
 
 struct = meshard.ShapeDtypeStruct
+MESH = meshard.Mesh([meshard.Device(0)], ("x",))
 REFUSALS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("shape", {"like": {"a": {"w": struct((8, 7), "f8")}}}, CheckpointError,
      r"'a.w' has shape \(8, 6\) in .*/a, but like= expects \(8, 7\)"),
@@ -297,6 +298,7 @@ REFUSALS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("prefix", {"shardings": {"a": None}}, TreeError, "must be a prefix of the tree of values"),
     ("not a sharding", {"shardings": "i"}, ArgumentError, "tensor 'a.w': expected a Sharding"),
     ("a spec", {"shardings": P("i")}, ShardingError, "needs a mesh, and none is set"),
+    ("a mesh", {"shardings": MESH}, ArgumentError, "'a.w': .* A mesh needs a spec as well"),
     ("function", {"shardings": lambda name, struct: 3}, ArgumentError, "'.*': expected a Sh"),
     ("step", {"step": 3}, MissingFileError, r"/a has no complete step 3; complete are \[\]"),
     ("bad step", {"step": "3"}, ArgumentError, "step must be a non-negative integer"),

@@ -316,7 +316,11 @@ class TestMesh:
             (lambda: elastic.mesh({"i": 1}, {"i": 2}), SpecError, "the free axes are none"),
             (lambda: elastic.mesh(("i", "i")), SpecError, "axes has a name twice"),
             (lambda: elastic.mesh({"i": 0}), ArgumentError, r"axes\['i'\] must be"),
-            (lambda: elastic.mesh("i", 3), ArgumentError, "prefer must map axes to sizes"),
+            (
+                lambda: elastic.mesh("i", 3),
+                ArgumentError,
+                "prefer must be a mapping from axes to sizes",
+            ),
         ],
     )
     def test_refuses(self, call: Callable[[], Any], error: type[Exception], said: str) -> None:

@@ -563,7 +563,13 @@ class TestRefusals:
             ),
             ({"map": KeyMap().rename("q", "w")}, KeyMapError, "q"),
             ({"map": 3}, ArgumentError, "map"),
-            ({"name": 3}, ArgumentError, "name must be a string"),
+            ({"name": 3}, ArgumentError, "elastic.subscribe: name must be a string"),
+            ({"name": ""}, ArgumentError, "elastic.subscribe: name must be a string of 1 to 200"),
+            (
+                {"shardings": Mesh(np.array([meshard.Device(0)]), ("x",))},
+                ArgumentError,
+                "'w': expected a Sharding.* A mesh needs a spec as well: NamedSharding",
+            ),
             ({"delta": "yes"}, ArgumentError, "delta must be 'auto', True or False"),
             ({"source": "me"}, ArgumentError, "source"),
             (
@@ -578,9 +584,18 @@ class TestRefusals:
         with alone_publisher({"w": np.ones(2)}):
             self.refused(error, told, lambda: elastic.subscribe(**{"name": "p", **given}))
 
+    def test_a_name_that_cannot_be_one(self) -> None:
+        for name in ("", "x" * 201, 3):
+            self.refused(
+                ArgumentError,
+                "elastic.publish: name must be a string of 1 to 200 characters, .* got ",
+                lambda name=name: elastic.publish(name, {"w": np.ones(2)}),  # type: ignore[misc]
+            )
+
     def test_nobody_publishes(self) -> None:
         told = (
-            "a newer version of 'p' has not come in 0.1 seconds. There is no publisher of 'p' in "
+            "elastic.subscribe: a version of 'p' has not come in 0.1 seconds. "
+            "There is no publisher of 'p' in "
         )
         self.refused(
             TransportError,
@@ -598,6 +613,17 @@ class TestRefusals:
             rf"version 9 of 'p' has not come in 0.1 .*\(process {os.getpid()} on .* is alive; its "
         )
         self.refused(TransportError, f"{told}newest version, 1, is", body)
+
+    def test_a_feed_is_closed_while_its_thread_connects(self) -> None:
+        def body() -> None:
+            with elastic.publish("p", {"w": np.ones(2)}):
+                for _ in range(5):
+                    with elastic.subscribe("p") as feed:
+                        feed.poll()
+                assert threading.active_count() == before + 1
+
+        before = threading.active_count()
+        alone(body)
 
     def test_a_publisher_that_has_ended(self) -> None:
         def body() -> None:

@@ -293,7 +293,7 @@ class TestRendezvous:
 
     @pytest.mark.parametrize("name", ["", "x" * 300, 3])
     def test_names_that_cannot_be_files(self, tmp_path: Path, name):
-        with pytest.raises(ArgumentError, match="must be a text of 1 to 200 characters"):
+        with pytest.raises(ArgumentError, match="must be a string of 1 to 200 characters"):
             Rendezvous(tmp_path / "r").announce(name, (), b"")
 
     def test_one_of_many_gets_the_name(self, tmp_path: Path):

@@ -153,6 +153,16 @@ def test_refusals_name_the_leaf():
         elastic.restore({"a": x}, {"c": meshard.devices()[0]})
     with pytest.raises(meshard.errors.ArgumentError, match="has no sharding"):
         elastic.plan_restore({"a": meshard.ShapeDtypeStruct((3,), "int8")}, meshard.devices()[0])
+    with pytest.raises(
+        meshard.errors.ArgumentError, match=r"restore: shardings of a: expected a S"
+    ):
+        elastic.restore({"a": x}, {"a": 3})
+    with pytest.raises(TreeError, match=r"instance of list, got \{'a': float64\[3,3\], 's': 1\}"):
+        elastic.restore({"a": x, "s": 1}, [meshard.devices()[0]])
+    with pytest.raises(meshard.errors.ArgumentError, match=r"elastic.restore: checkpoint must be"):
+        elastic.restore({"a": x}, meshard.devices()[0], 3)
+    with pytest.raises(meshard.errors.ArgumentError, match=r"protect: a is Shape.* no sharding"):
+        elastic.protect({"a": meshard.ShapeDtypeStruct((3,), "int8")})
     grid = Mesh(np.array(virtual_devices(2)), ("x",))
     with pytest.raises(meshard.errors.ShardingError, match=r"elastic.plan_restore: a: "):
         elastic.plan_restore({"a": x}, NamedSharding(grid, P("x")))

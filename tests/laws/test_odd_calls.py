@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import shutil
 import threading
 import types
@@ -30,7 +31,10 @@ from hypothesis.strategies import SearchStrategy
 
 import meshard
 import meshard.numpy as mnp
+from meshard import elastic
 from meshard.errors import ShapeError
+from meshard.runtime.settings import RENDEZVOUS
+from meshard.runtime.world import here
 from meshard.settings import SETTINGS
 from meshard.sharding import (
     BoxSharding,
@@ -40,6 +44,7 @@ from meshard.sharding import (
     Sharding,
     SingleDeviceSharding,
 )
+from meshard.testing import simulate, virtual_devices
 from tests.odd_values import ODD, complaint
 from tests.test_api import public_names
 from tests.worlds import alone
@@ -74,6 +79,18 @@ NOT_CALLED = {
     "meshard.checkpoint.SaveHandle": "save returns it",
     "meshard.checkpoint.SavePlan": "a record: plan_save returns it",
     "meshard.checkpoint.StorageError": "an error",
+    "meshard.elastic.Block": "a record: a block of surviving begins with it",
+    "meshard.elastic.Feed": "subscribe makes it",
+    "meshard.elastic.LossSimulation": "a record: simulate_loss returns it",
+    "meshard.elastic.ProcessLostError": "an error",
+    "meshard.elastic.ProtectPlan": "a record: plan_protect returns it",
+    "meshard.elastic.Protected": "protect makes it",
+    "meshard.elastic.Protected.follow": "what restore calls",
+    "meshard.elastic.Protected.settle": "what recover calls",
+    "meshard.elastic.PublishPlan": "a record: plan_publish returns it",
+    "meshard.elastic.Publisher": "publish makes it",
+    "meshard.elastic.Recovery": "a record: recover returns it",
+    "meshard.elastic.RestorePlan": "a record: plan_restore returns it",
     "meshard.resharding.Bounds": "a record: bounds_of returns it",
     "meshard.resharding.Plan": "plan_reshard makes it",
     "meshard.resharding.Plan.direct": "plan_reshard makes it",
@@ -104,6 +121,7 @@ FILES = {
     "ranks",
     "x.npy",
     "no such name.npy",
+    "names",
     "profile.json",
     "topology.toml",
     "x",
@@ -274,6 +292,54 @@ def loads() -> dict[str, Callable[[], Any]]:
     }
 
 
+# What has been opened for one call, and is closed after it.
+OPEN: list[Any] = []
+NUMBERS = itertools.count()
+
+
+def opened(found: Any) -> Any:
+    OPEN.append(found)
+    return found
+
+
+def close_all() -> None:
+    while OPEN:
+        OPEN.pop().close()
+
+
+def publisher() -> elastic.Publisher:
+    found: elastic.Publisher = opened(elastic.publish(f"published {next(NUMBERS)}", tree()))
+    return found
+
+
+def feed() -> elastic.Feed:
+    """Return a feed of which there is a newer version."""
+    source = publisher()
+    found: elastic.Feed = opened(elastic.subscribe(source.name, timeout=5.0))
+    source.publish(tree())
+    return found
+
+
+def protected() -> elastic.Protected:
+    found: elastic.Protected = opened(elastic.protect(tree()))
+    return found
+
+
+def structs(devices: list[meshard.Device] | None = None) -> dict[str, Any]:
+    """Return a tree of an array that is laid out on devices that do not exist."""
+    return {"w": meshard.ShapeDtypeStruct((8, 4), "float32", sharding=whole_rows(devices))}
+
+
+def whole_rows(devices: list[meshard.Device] | None = None) -> NamedSharding:
+    found = virtual_devices(4, 1)[:2] if devices is None else devices
+    return NamedSharding(Mesh(np.array(found), ("x",)), P("x"), uneven="balanced")
+
+
+def other_rows() -> NamedSharding:
+    """Return a sharding on devices of another job than that of `structs`."""
+    return whole_rows(virtual_devices(4, 1)[2:])
+
+
 def explanation() -> meshard.debug.Explanation:
     return meshard.explain(lambda x: mnp.sum(x), array())
 
@@ -429,6 +495,41 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.debug.budget": {"limit": lambda: "1 GB"},
     "meshard.debug.join_profiles": {"paths": lambda: [profile().save("profile.json")]},
     "meshard.device_put": {"x": array},
+    "meshard.elastic.Feed.update": {"timeout": lambda: 5.0},
+    "meshard.elastic.Feed.wait": {"version": lambda: 2, "timeout": lambda: 0.2},
+    "meshard.elastic.Protected.refresh": {"tree": tree},
+    "meshard.elastic.Publisher.publish": {"tree": tree, "version": lambda: 7},
+    "meshard.elastic.Publisher.wait": {"readers": lambda: 0, "timeout": lambda: 0.05},
+    "meshard.elastic.mesh": {
+        "axes": lambda: {"x": 2, "y": None, "z": None},
+        "prefer": lambda: {"y": 2},
+    },
+    "meshard.elastic.plan_protect": {"tree": tree},
+    "meshard.elastic.plan_publish": {
+        "tree": structs,
+        "shardings": other_rows,
+        "topology": lambda: "8-gpu hosts",
+    },
+    "meshard.elastic.plan_restore": {"tree": structs, "shardings": other_rows},
+    "meshard.elastic.protect": {"tree": tree},
+    "meshard.elastic.publish": {"name": lambda: f"published {next(NUMBERS)}", "tree": tree},
+    "meshard.elastic.restore": {
+        "tree": tree,
+        "shardings": lambda: meshard.devices()[0],
+        "checkpoint": saved,
+    },
+    "meshard.elastic.simulate_loss": {
+        "tree": structs,
+        "place": lambda: whole_rows,
+        "deaths": lambda: 1,
+        "copies": lambda: 1,
+        "topology": lambda: None,
+    },
+    "meshard.elastic.subscribe": {
+        "name": lambda: publisher().name,
+        "shardings": lambda: meshard.devices()[0],
+        "timeout": lambda: 0.3,
+    },
     "meshard.eval_shape": {"*args": array},
     "meshard.explain": {"*args": array},
     "meshard.experimental.mesh_utils.create_hybrid_device_mesh": {
@@ -511,6 +612,17 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         0, "here", "x", 0, ("x",), True, False, "why", "what", 8
     ),
     "meshard.debug.Profile": profile,
+    "meshard.elastic.Block": lambda: elastic.surviving().__enter__(),
+    "meshard.elastic.Feed": feed,
+    "meshard.elastic.LossSimulation": lambda: elastic.simulate_loss(structs(), whole_rows, 1),
+    "meshard.elastic.ProtectPlan": lambda: elastic.plan_protect(tree()),
+    "meshard.elastic.Protected": protected,
+    "meshard.elastic.PublishPlan": lambda: elastic.plan_publish(
+        structs(), other_rows(), topology="8-gpu hosts"
+    ),
+    "meshard.elastic.Publisher": publisher,
+    "meshard.elastic.Recovery": elastic.recover,
+    "meshard.elastic.RestorePlan": lambda: elastic.plan_restore(structs(), other_rows()),
     "meshard.gda.GlobalDeviceArray": global_device_array,
     "meshard.resharding.Bounds": lambda: meshard.resharding.bounds_of(
         rows().layout((8, 4)), columns().layout((8, 4))
@@ -527,6 +639,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 
 # What is done with the result of a call, where that is more than to look at it.
 AFTERWARDS: dict[str, Callable[[Any], Any]] = {
+    "meshard.elastic.protect": lambda found: look_at(opened(found)),
     "meshard.jit": lambda found: found(array()),
     "meshard.shard_map": lambda found: found(array()),
     "meshard.tree.register_pytree_node": lambda _: None,
@@ -571,7 +684,8 @@ class Call:
         for name in self.parameters:
             if name in self.positional and name in named:
                 placed.append(named.pop(name))
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as after:
+            after.callback(close_all)
             found = self.run(*placed, **named)
             if self.name in AFTERWARDS:
                 found = AFTERWARDS[self.name](found)
@@ -585,11 +699,17 @@ def look_at(found: Any) -> None:
         find(found, lambda _: True, settings=SEARCH)
         return
     if isinstance(found, AbstractContextManager) and not isinstance(found, (Mesh, Path)):
-        with found:
+        with found as inner:
+            if inner is found:
+                look_at_properties(found)
             return
     if isinstance(found, types.GeneratorType):
         list(found)
         return
+    look_at_properties(found)
+
+
+def look_at_properties(found: Any) -> None:
     repr(found)
     if type(found).__module__.startswith("meshard") and not isinstance(found, meshard.Array):
         for name, _ in properties(type(found)):
@@ -675,6 +795,15 @@ def mapped() -> Any:
 
 def save_in(format_: str, x: Any) -> Any:
     return meshard.checkpoint.save("written", {"w": x}, format=format_, overwrite=True)
+
+
+def among_two(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that two simulated processes call with the same argument."""
+    return lambda x: simulate(2, 1, lambda: repr(function(x)), deadline=5.0)
+
+
+def rows_of_tree() -> dict[str, Any]:
+    return {"w": rows(), "b": meshard.devices()[0]}
 
 
 # What the results of public functions do, leaves of trees, and operators.
@@ -814,6 +943,55 @@ MORE: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
         lambda x: list(meshard.resharding.reshard_iter([x], meshard.devices()[0], dtype="float32")),
         array,
     ),
+    "elastic.grow among two": (among_two(elastic.grow), lambda: 0),
+    "elastic.plan_publish to a function's shardings": (
+        lambda x: elastic.plan_publish(structs(), lambda name, struct: x, topology="one process"),
+        other_rows,
+    ),
+    "elastic.plan_publish of a leaf": (
+        lambda x: elastic.plan_publish({"w": x}, other_rows(), topology="one process"),
+        lambda: structs()["w"],
+    ),
+    "elastic.protect of a leaf": (
+        lambda x: opened(elastic.protect({"w": array(), "x": x})),
+        array,
+    ),
+    "elastic.protect among two": (
+        among_two(lambda x: elastic.protect({"w": mnp.ones(4), "x": 3}, x)),
+        lambda: 1,
+    ),
+    "elastic.publish of a leaf": (
+        lambda x: opened(elastic.publish(f"published {next(NUMBERS)}", {"w": array(), "x": x})),
+        array,
+    ),
+    "elastic.recover among two": (among_two(elastic.recover), lambda: 5.0),
+    "elastic.restore of a leaf": (
+        lambda x: elastic.restore({"x": x}, meshard.devices()[0]),
+        array,
+    ),
+    "elastic.restore to a leaf": (lambda x: elastic.restore({"x": array()}, {"x": x}), rows),
+    "elastic.restore of what is protected": (
+        lambda x: elastic.restore(protected(), x),
+        rows_of_tree,
+    ),
+    "elastic.simulate_loss to what a function returns": (
+        lambda x: elastic.simulate_loss(structs(), lambda devices: x, [1]),
+        lambda: whole_rows(virtual_devices(4, 1)[:1]),
+    ),
+    "elastic.simulate_loss of some": (
+        lambda x: elastic.simulate_loss(structs(), whole_rows, [x]),
+        lambda: 1,
+    ),
+    "elastic.subscribe to a leaf": (
+        lambda x: opened(elastic.subscribe(publisher().name, {"w": x, "b": None}, timeout=5.0)),
+        rows,
+    ),
+    "elastic.subscribe with a function's shardings": (
+        lambda x: opened(elastic.subscribe(publisher().name, lambda name, struct: x, timeout=5.0)),
+        lambda: meshard.devices()[0],
+    ),
+    "elastic.mesh of a size": (lambda x: elastic.mesh({"x": x, "y": None}), lambda: 2),
+    "elastic.mesh with a wish": (lambda x: elastic.mesh(("x", "y"), {"x": x}), lambda: 2),
     "P[i]": (lambda i: P("x", None)[i], lambda: 1),
     "P + entries": (lambda other: P("x") + other, lambda: ("y",)),
     "entries + P": (lambda other: other + P("x"), lambda: ("y",)),
@@ -832,7 +1010,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Run each test where files do no harm, and leave the settings as they were."""
     monkeypatch.chdir(tmp_path)
     before = {s: s.value for s in SETTINGS.values()}
+    RENDEZVOUS.value = str(tmp_path / "names")
     yield
+    close_all()
     for setting, value in before.items():
         setting.value = value
 
@@ -883,6 +1063,7 @@ def test_a_call_with_an_odd_value_succeeds_or_is_refused_by_name(name: str) -> N
     new = set(threading.enumerate()) - threads
     wrong += [f"a thread was left: {t}" for t in new if not t.name.startswith(ZARRS_THREADS)]
     wrong += [f"a file was left: {p}" for p in Path.cwd().iterdir() if p.name not in FILES]
+    wrong += [f"a name was left: {p}" for p in Path(RENDEZVOUS.value or "").glob("=*")]
     assert not wrong, f"{len(wrong)} odd calls of {name}:\n" + "\n".join(wrong)
 
 
@@ -928,6 +1109,7 @@ def complaints(tried: Call) -> list[str]:
                     for k, x, value in before
                     if x.is_deleted() or not np.array_equal(np.asarray(x), value)
                 ]
+    wrong += [f"something protected was left: {name}" for name in here().protected]
     ten_operations()
     return wrong
 

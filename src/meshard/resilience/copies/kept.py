@@ -22,12 +22,12 @@ from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.trees import flatten_with_accessors, unflatten
-from meshard.runtime.types import Block
+from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kept:
     """What is left of one leaf of a tree.
 
@@ -55,6 +55,16 @@ class Kept:
     source: Any = None
     torn: bool = False
 
+    @property
+    def text(self) -> str:
+        """Dtype and shape of the array."""
+        assert self.array is not None
+        shape, dtype = self.array
+        return f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
+
+    def __repr__(self) -> str:
+        return repr(self.value) if self.array is None else self.text
+
 
 @final
 @dataclass(frozen=True)
@@ -76,20 +86,29 @@ class KeptTree:
         return KeptTree(tuple([replace(k, copies=grid) for k, grid in pairs]), self.structure)
 
 
-def kept_tree(tree: Any) -> KeptTree:
-    """Return what is left of a tree of arrays."""
+def kept_tree(tree: Any, what: str) -> KeptTree:
+    """Return what is left of a tree of arrays.
+
+    Args:
+        tree: the tree.
+        what: the function that was called, for messages.
+
+    Raises:
+        ArgumentError: if what stands for an array has no sharding.
+    """
     accessors, leaves, structure = flatten_with_accessors(tree)
     names = leaf_names(accessors)
-    return KeptTree(tuple(map(_kept, names, leaves)), structure)
+    found = [_kept(name, leaf, what) for name, leaf in zip(names, leaves, strict=True)]
+    return KeptTree(tuple(found), structure)
 
 
-def _kept(name: str, leaf: Any) -> Kept:
+def _kept(name: str, leaf: Any, what: str) -> Kept:
     spans = type(leaf) is Array and not leaf._type.unplaced
     if not spans and type(leaf) is not ShapeDtypeStruct:
         return Kept(name, leaf)
     if leaf.sharding is None:
         raise ArgumentError(
-            f"elastic.plan_restore: {name} is {leaf!r}, which has no sharding. Give it one with "
+            f"{what}: {name} is {leaf!r}, which has no sharding. Give it one with "
             "ShapeDtypeStruct(shape, dtype, sharding=...)."
         )
     blocks = (partial(own_blocks, leaf),) if type(leaf) is Array else ()

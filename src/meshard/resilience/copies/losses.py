@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, final
 
-from meshard.algebra.arguments import choice_of, count_of, function_of, items_of
+from meshard.algebra.arguments import choice_of, count_of, function_of, integer_of, items_of
 from meshard.algebra.box import Box
 from meshard.algebra.device import Device
 from meshard.errors import ArgumentError
@@ -25,7 +25,6 @@ from meshard.resilience.copies.placement import Apart
 from meshard.resilience.copies.protect_plan import ProtectPlan, plan_copies
 from meshard.resilience.copies.restore import plan_kept
 from meshard.resilience.copies.restore_plan import RestorePlan
-from meshard.runtime.types import dtype_name
 
 _WHAT = "elastic.simulate_loss"
 
@@ -135,10 +134,10 @@ def simulate_loss(
     >>> found.lost, found.restored.bytes_lost, found.protected.memory_bytes
     ({}, 2800, 22400)
     """
-    kept = kept_tree(tree)
+    kept = kept_tree(tree, _WHAT)
     devices = _devices(kept)
     processes = sorted({d.process_index for d in devices})
-    dead = _chosen(deaths, processes, seed)
+    dead = _chosen(deaths, processes, integer_of(seed, _WHAT, "seed"))
     each = count_of(processes_per_host, _WHAT, "processes_per_host", least=1)
     where = None if topology is None else as_topology(topology, _WHAT)
     number = count_of(copies, _WHAT, "copies")
@@ -184,13 +183,11 @@ def _chosen(deaths: object, processes: list[int], seed: int) -> list[int]:
 def _protected(kept: KeptTree, apart: Apart, kind: str) -> ProtectPlan:
     if apart.domains <= apart.copies:
         raise ArgumentError(
-            f"{_WHAT}: copies={apart.copies} with apart={kind!r} needs {apart.copies + 1} of these "
-            f"and there are {apart.domains}."
+            f"{_WHAT}: copies={apart.copies} with apart={kind!r} needs {apart.copies + 1} "
+            f"{'processes' if kind == 'process' else 'hosts'}, and there are {apart.domains}."
         )
     arrays = []
     for leaf in kept.leaves:
         if leaf.array is not None and leaf.own is not None:
-            shape, dtype = leaf.array
-            text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
-            arrays.append((leaf.name, text, dtype.itemsize, leaf.own))
+            arrays.append((leaf.name, leaf.text, leaf.array[1].itemsize, leaf.own))
     return plan_copies(arrays, apart, kind)

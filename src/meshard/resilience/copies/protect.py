@@ -66,7 +66,7 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
     asked = _Asked.checked(copies, apart, what)
     world = here()
     asked.check(world, what)
-    types = _types(world, kept_tree(tree), what)
+    types = _types(world, kept_tree(tree, what), what)
     _check_complete(world, types, what)
     return _way(world, asked, types).plan
 
@@ -308,7 +308,7 @@ class Protected:
 
     def _renew(self, tree: Any, what: str) -> None:
         world, self._staged = self._world, None
-        held = _held(world, kept_tree(tree), what)
+        held = _held(world, kept_tree(tree, what), what)
         self._check_structure(held.tree, what)
         check_whole(world, held.tree, what)
         _check_complete(world, held.types, what)

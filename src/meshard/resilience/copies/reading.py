@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from meshard.algebra.arguments import path_of
 from meshard.algebra.layout import Layout, balanced_cuts
 from meshard.errors import CheckpointError
 from meshard.resilience.copies.stocks import Stock, gridded, onto, refined
@@ -45,7 +46,7 @@ def checkpoint_of(path: str | Path | None, what: str) -> Iterator[Catalogue | No
     if path is None:
         yield None
         return
-    found = opened(path, None, what)
+    found = opened(path_of(path, what, "checkpoint"), None, what)
     try:
         yield found
     finally:

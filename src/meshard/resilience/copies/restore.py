@@ -38,7 +38,7 @@ from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
 from meshard.runtime.trees import unflatten
-from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.types import Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.stored import Catalogue
@@ -80,7 +80,7 @@ def plan_restore(
     ({'w': (Box(starts=(9,), stops=(12,)),)}, 12)
     """
     what = "elastic.plan_restore"
-    kept = _own_version(tree, what) if isinstance(tree, Protected) else kept_tree(tree)
+    kept = _own_version(tree, what) if isinstance(tree, Protected) else kept_tree(tree, what)
     with checkpoint_of(checkpoint, what) as files:
         return _Restoring(kept, shardings, files, what).plan(alive)
 
@@ -130,7 +130,7 @@ def restore(
     if isinstance(tree, Protected):
         kept, holders = _common_version(world, tree, what)
     else:
-        kept = kept_tree(tree)
+        kept = kept_tree(tree, what)
     with checkpoint_of(checkpoint, what) as files:
         return _Restoring(kept, shardings, files, what, holders).run(world, window)
 
@@ -217,14 +217,17 @@ class _Restoring:
         self._what = what
         tree = kept.tree
         given = prefix_leaves(_with_values(shardings, tree), tree, what, "shardings")
-        self._targets = [as_sharding(place, what) for place in given]
+        self._targets = [
+            as_sharding(place, f"{what}: shardings of {leaf.name}")
+            for leaf, place in zip(kept.leaves, given, strict=True)
+        ]
         # An array that is in two places of the tree goes to each of its layouts once.
         self._first: dict[tuple[object, Sharding], int] = {}
         for number, (leaf, target) in enumerate(zip(kept.leaves, self._targets, strict=True)):
             if leaf.array is not None:
                 if target is None:
                     raise ArgumentError(
-                        f"{what}: {leaf.name} has no sharding. Say where it is to be."
+                        f"{what}: {leaf.name} has no sharding. Say in shardings where it is to be."
                     )
                 self._first.setdefault((leaf.tie, target), number)
         if files is not None:
@@ -253,9 +256,8 @@ class _Restoring:
                 layout = target.layout(shape)
             except ShardingError as error:
                 raise type(error)(f"{self._what}: {leaf.name}: {error}") from error
-            text = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
             size = dtype.itemsize
-            wanted.append(Wanted(leaf.name, text, size, leaf.own, leaf.copies, layout))
+            wanted.append(Wanted(leaf.name, leaf.text, size, leaf.own, leaf.copies, layout))
         if alive is not None:
             living = frozenset(device_ids_of(alive, self._what, "alive"))
         else:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, final
 
-from meshard.algebra.arguments import choice_of, flag_of, integer_of, number_of, refusal, text_of
+from meshard.algebra.arguments import choice_of, flag_of, integer_of, number_of, refusal
 from meshard.errors import ArgumentError, MeshardError, PlanError, TransportError
 from meshard.plan.figures.window import checked_window
 from meshard.resilience.feeding.finding import Finder, Source, reader_name
@@ -39,7 +39,7 @@ from meshard.resilience.feeding.together import first, together
 from meshard.resilience.feeding.wishing import FLAT, Fitting, Wanted
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.connecting import new_token
-from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
+from meshard.runtime.lines.rendezvous import Announcement, Rendezvous, checked_name
 from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
@@ -110,12 +110,12 @@ def subscribe(
     ...         feed.wait(2), feed.tree["w"]
     (2, Array([7., 7., 7., 7.], dtype=float32))
     """
-    text_of(name, _WHAT, "name")
+    checked_name(name, _WHAT)
     choice_of(source, ("auto", "publisher", "readers"), _WHAT, "source")
     if not (delta is True or delta is False or (type(delta) is str and delta == "auto")):
         raise ArgumentError(refusal(_WHAT, "delta", "'auto', True or False", delta))
     window = checked_window(max_bytes, _WHAT)
-    wanted = Wanted.checked(shardings, map, dtype, like, window)
+    wanted = replace(Wanted.checked(_WHAT, shardings, map, dtype, window), like=like)
     options = _Options(source, delta, flag_of(serve, _WHAT, "serve"), _seconds(timeout, _WHAT))
     return Feed(name, wanted, options)
 
@@ -195,7 +195,7 @@ class Feed:
         try:
             if options.serve:
                 self._open(world, own)
-            self.wait(timeout=options.timeout)
+            self._wait(None, options.timeout, _WHAT)
         except BaseException:
             self.close()
             raise
@@ -291,9 +291,14 @@ class Feed:
         Raises:
             TransportError: if it does not come in time; it names the publisher and its state.
         """
-        limit = self._options.timeout if timeout is None else _seconds(timeout, "Feed.wait")
+        what = "Feed.wait"
+        limit = self._options.timeout if timeout is None else _seconds(timeout, what)
         if version is not None:
-            version = integer_of(version, "Feed.wait", "version")
+            version = integer_of(version, what, "version")
+        return self._wait(version, limit, what)
+
+    def _wait(self, version: int | None, limit: float, what: str) -> int:
+        """Wait until a version, or a newer one, is here; return its number."""
         before = NOTHING if self._served is None else self._served.named
         deadline, patience, world = time.monotonic() + limit, 0.0, here()
 
@@ -301,14 +306,14 @@ class Feed:
             now = NOTHING if self._served is None else self._served.named
             return now != before if version is None else now[1] >= version
 
-        while not all(together(world, "Feed.wait", is_here)):
+        while not all(together(world, what, is_here)):
             state = self._advance(patience, self._options.timeout, strict=False)
-            late = together(world, "Feed.wait", lambda: time.monotonic() >= deadline)
-            if late[0] and not all(together(world, "Feed.wait", is_here)):
-                asked = "a newer version" if version is None else f"version {version}"
+            late = together(world, what, lambda: time.monotonic() >= deadline)
+            if late[0] and not all(together(world, what, is_here)):
+                newer = "a version" if self._served is None else "a newer version"
+                asked = newer if version is None else f"version {version}"
                 raise TransportError(
-                    f"Feed.wait: {asked} of {self.name!r} has not come in {limit:g} seconds. "
-                    f"{state}"
+                    f"{what}: {asked} of {self.name!r} has not come in {limit:g} seconds. {state}"
                 )
             patience = max(0.0, min(_ROUND, deadline - time.monotonic()))
         return self.version
@@ -575,6 +580,7 @@ class Feed:
         """End the feed; trees that were taken from it stay as they are."""
         self._end()
         self._settle()
+        _close_lines(self._finder, self._givers)  # what was opened meanwhile
         self._served = None
 
     def __enter__(self) -> Feed:
@@ -601,6 +607,11 @@ def _close(
         announced.withdraw()
     if server is not None:
         server.close()
+    _close_lines(finder, givers)
+
+
+def _close_lines(finder: Finder, givers: Mapping[tuple[bytes, int], Giver]) -> None:
+    """End the lines to those that give; a thread may be opening more of them."""
     finder.close()
-    for giver in givers.values():
+    for giver in list(givers.values()):
         giver.close()

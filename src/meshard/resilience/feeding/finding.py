@@ -66,6 +66,7 @@ class Finder:
         self._offers: dict[bytes, Offer] = {}
         self._rendezvous = Rendezvous()
         self._seen: Entry | None = None
+        self._closed = False
 
     def look(self, than: Named, patience: float, timeout: float) -> Source:
         """Return who gives the newest version.
@@ -125,6 +126,9 @@ class Finder:
             self._offers.pop(entry.token, None)
             giver = Giver(told, entry.addresses, entry.token, min(timeout, _CONNECTING))
             self._lines[entry.token] = entry, giver
+            if self._closed:  # while this thread connected
+                giver.close()
+                raise TransportError(f"The feed of {self._name!r} is closed.")
         return giver
 
     def _reader(self, publisher: Source | None, timeout: float) -> Source | None:
@@ -169,6 +173,7 @@ class Finder:
                     giver.send("have", told=self._identity, version=version)
 
     def close(self) -> None:
-        """End the lines."""
-        for _, giver in self._lines.values():
+        """End the lines, and those that a thread is still opening."""
+        self._closed = True
+        for _, giver in list(self._lines.values()):
             giver.close()

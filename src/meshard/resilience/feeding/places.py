@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
-from meshard.algebra.abstract import Sharding
 from meshard.errors import TreeError
 from meshard.resilience.feeding.offer import some
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.place import as_sharding
+from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_accessors
 from meshard.weights.checkpoint.sources import Made
@@ -45,7 +44,7 @@ def places_of(given: Any, made: Made, structure: Any, build: Build, what: str) -
         TreeError: if the shardings are those of another tree.
     """
     names = [*made.recipes, *made.tied]
-    if callable(given) and not isinstance(given, Sharding):
+    if is_function(given):
         structs = {n: made.recipes[made.tied.get(n, n)] for n in names}
         found = {n: given(n, ShapeDtypeStruct(r.shape, r.dtype)) for n, r in structs.items()}
     else:
@@ -96,3 +95,6 @@ class _Name:
 
     def __init__(self, text: str) -> None:
         self.text = text
+
+    def __repr__(self) -> str:
+        return self.text

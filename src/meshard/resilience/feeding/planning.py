@@ -15,10 +15,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import instance_of
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
-from meshard.errors import ArgumentError, KeyMapError
+from meshard.errors import ArgumentError, KeyMapError, ShardingError
 from meshard.plan.captions import time_text
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.presets import as_topology
@@ -78,13 +77,11 @@ def plan_publish(
     >>> plan.bytes_moved, plan.lower_bound_bytes, plan.most_received
     (128, 128, 64)
     """
-    if map is not None:
-        instance_of(map, KeyMap, _WHAT, "map")
     window = checked_window(max_bytes, _WHAT)
     where = None if topology is None else as_topology(topology, _WHAT)
     sources = named(tree, _WHAT)
     offer = Offer({n: _tensor(n, leaf) for n, leaf in sources.arrays.items()}, sources.tied)
-    wanted = Wanted.checked(shardings, map, dtype, None, window)
+    wanted = Wanted.checked(_WHAT, shardings, map, dtype, window)
     made = made_of(offer.tensors, offer.tied, map, wanted.dtype, _WHAT)
     structure = made.structure(sources.structure)
     build = plain_build(structure, _WHAT)
@@ -93,7 +90,7 @@ def plan_publish(
     for name, recipe in made.recipes.items():
         place = places[name]
         if place is None:
-            raise ArgumentError(f"{_WHAT}: {name!r} has no sharding.")
+            raise ArgumentError(f"{_WHAT}: shardings has no sharding for {name!r}.")
         leaves += _leaves(name, recipe, place, sources.arrays)
     return PublishPlan(Plan.direct(leaves), where, window)
 
@@ -112,11 +109,13 @@ def _leaves(
     name: str, recipe: Recipe, place: Sharding, arrays: Mapping[str, Any]
 ) -> Iterator[PlanLeaf]:
     """Yield the moves that make a result: one for each box of a source."""
-    whole = place.layout(recipe.shape)
+    whole = _layout(place, recipe.shape, f"shardings of {name!r}")
     for term in recipe.terms:
         source = arrays[term.source]
         order = _order(name, term)
-        before = _clipped(source.sharding.layout(source.shape), term.source_box, name)
+        before = _clipped(
+            _layout(source.sharding, source.shape, f"{term.source!r}"), term.source_box, name
+        )
         after = _clipped(whole, term.target_box, name)
         wired = min(source.dtype, recipe.dtype, key=lambda dtype: dtype.itemsize)
         shared = set(before.device_ids) & set(after.device_ids)
@@ -133,6 +132,14 @@ def _leaves(
             wired.itemsize,
             dtype_name(wired),
         )
+
+
+def _layout(sharding: Sharding, shape: tuple[int, ...], told: str) -> Layout:
+    """Return how an array is laid out; refuse a sharding that does not fit it."""
+    try:
+        return sharding.layout(shape)
+    except ShardingError as error:
+        raise type(error)(f"{_WHAT}: {told}: {error}") from error
 
 
 def _order(name: str, term: Term) -> tuple[int, ...]:

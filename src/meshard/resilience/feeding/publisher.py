@@ -20,7 +20,7 @@ from meshard.resilience.feeding.offer import Offer, check_same_tree, offered
 from meshard.resilience.feeding.serve import MOST_BYTES, Server, Version
 from meshard.resilience.feeding.together import first, together
 from meshard.runtime.lines.connecting import Address, new_token
-from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
+from meshard.runtime.lines.rendezvous import Announcement, Rendezvous, checked_name
 from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.sources import placed_arrays
@@ -99,7 +99,7 @@ class Publisher:
         self, name: str, tree: Any, version: int | None, delta: bool | str, max_bytes: int | None
     ) -> None:
         what = "elastic.publish"
-        self.name = name
+        self.name = checked_name(name, what)
         self.version = 0
         self._keep = 1 if delta is False else 2
         self._offer: Offer | None = None

@@ -46,14 +46,13 @@ class Wanted:
 
     @classmethod
     def checked(
-        cls, shardings: Any, map_: Any, dtype: Any, like: Any, max_bytes: int | None
+        cls, what: str, shardings: Any, map_: Any, dtype: Any, max_bytes: int | None
     ) -> Wanted:
-        """Return it, checked as far as it can be without the offer."""
-        what = "elastic.subscribe"
+        """Return it, checked as far as it can be without the offer, for a function."""
         if map_ is not None:
             instance_of(map_, KeyMap, what, "map")
         wanted = None if dtype is None else dtype_of(dtype, what)
-        return cls(shardings, map_, wanted, like, max_bytes)
+        return cls(shardings, map_, wanted, None, max_bytes)
 
     @property
     def key(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from meshard.algebra.arguments import count_of, instance_of, items_of, shown
+from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.world import current
@@ -56,7 +56,7 @@ def mesh(
     what = "elastic.mesh"
     sizes = _sizes(axes, what)
     wishes = _wishes(prefer, sizes, what)
-    have = current().devices_by_host if devices is None else devices_of(list(devices), what)
+    have = current().devices_by_host if devices is None else devices_of(devices, what)
     least = math.prod(n for n in sizes.values() if n is not None)
     if least > len(have):
         told = ", ".join(f"{name}={n}" for name, n in sizes.items() if n is not None)
@@ -99,7 +99,7 @@ def _wishes(prefer: object, sizes: Mapping[str, int | None], what: str) -> dict[
     if prefer is None:
         return {}
     if not isinstance(prefer, Mapping):
-        raise ArgumentError(f"{what}: prefer must map axes to sizes; it is {shown(prefer)}.")
+        raise ArgumentError(refusal(what, "prefer", "a mapping from axes to sizes", prefer))
     wrong = [name for name in prefer if name not in sizes or sizes[name] is not None]
     if wrong:
         free = [name for name, n in sizes.items() if n is None]

@@ -120,7 +120,7 @@ def recover(timeout: float | None = None) -> Recovery:
     [None, ((0,), 4), ((0,), 4)]
     """
     if timeout is not None:
-        timeout = number_of(timeout, "recover", "timeout", open_below=True)
+        timeout = number_of(timeout, "elastic.recover", "timeout", open_below=True)
     return change(here(), timeout=timeout)
 
 

@@ -114,7 +114,7 @@ def surviving(*, grow: bool = True) -> Surviving:
     Raises:
         TransportError: if others that live do not come in time, or have given up this process.
     """
-    return Surviving(flag_of(grow, "surviving", "grow"))
+    return Surviving(flag_of(grow, "elastic.surviving", "grow"))
 
 
 def grow(spares: int | None = None) -> Recovery:
@@ -137,7 +137,7 @@ def grow(spares: int | None = None) -> Recovery:
         ArgumentError: if ``spares`` is not a number of processes.
     """
     if spares is not None:
-        spares = count_of(spares, "grow", "spares")
+        spares = count_of(spares, "elastic.grow", "spares")
     return _grown(here(), spares)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, final
 from urllib.parse import quote
 
+from meshard.algebra.arguments import refusal
 from meshard.errors import ArgumentError, StorageError
 from meshard.runtime.lines.connecting import Address
 from meshard.runtime.settings import RENDEZVOUS
@@ -135,6 +136,26 @@ class Entry:
             raise ValueError(f"not an entry: {error}") from error
 
 
+def checked_name(given: object, what: str) -> str:
+    """Return a name for other jobs; refuse what cannot be the name of a file.
+
+    Args:
+        given: the name.
+        what: the function that was called, for messages.
+
+    Raises:
+        ArgumentError: if it cannot be a name.
+    """
+    if isinstance(given, str) and 0 < len(_quoted(given)) <= _MOST_NAME:
+        return given
+    allowed = f"a string of 1 to {_MOST_NAME} characters, such as 'policy'"
+    raise ArgumentError(refusal(what, "name", allowed, given))
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="surrogatepass")
+
+
 @final
 class Rendezvous:
     """A folder of names.
@@ -219,12 +240,13 @@ class Rendezvous:
 
     def last(self, name: str) -> Entry | None:
         """Return the entry of a name, of a process that may have ended; None if there is none."""
+        path = self._path(name)
         try:
-            return Entry.of_json(self._path(name).read_text(encoding="utf-8"))
+            return Entry.of_json(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise StorageError(f"{self._path(name)} cannot be read: {error.strerror}.") from error
+            raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
 
     def names(self) -> list[str]:
         """Return the names that processes have announced which are not known to have ended."""
@@ -244,14 +266,7 @@ class Rendezvous:
                     self._path(entry.name).unlink()
 
     def _path(self, name: str) -> Path:
-        quoted = quote(name, safe="") if type(name) is str else ""
-        if not quoted or len(quoted) > _MOST_NAME:
-            told = f"{name!r}"[:80] if type(name) is str else f"a {type(name).__name__}"
-            raise ArgumentError(
-                f"A name for other jobs must be a text of 1 to {_MOST_NAME} characters, such as "
-                f"'policy', not {told}."
-            )
-        return self.folder / f"={quoted}{_ENDING}"
+        return self.folder / f"={_quoted(checked_name(name, 'Rendezvous'))}{_ENDING}"
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

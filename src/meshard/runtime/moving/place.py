@@ -255,6 +255,14 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     )
 
 
+def is_function(given: Any) -> bool:
+    """Whether a placement argument is a function that chooses shardings.
+
+    Meshes and shardings may be callable too: with a mesh one can decorate a function.
+    """
+    return callable(given) and not isinstance(given, (Sharding, Mesh))
+
+
 def check_devices_exist(world: RuntimeWorld, sharding: Sharding, what: str) -> None:
     """Refuse a sharding with devices that no process has."""
     if sharding in world.known_shardings:

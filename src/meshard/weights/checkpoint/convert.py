@@ -20,7 +20,7 @@ from meshard.plan.captions import bytes_text
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import meet
-from meshard.runtime.moving.place import as_sharding
+from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
@@ -211,7 +211,7 @@ class _Wish:
 
     def _place(self, name: str, recipe: Recipe) -> Sharding:
         given = self.shardings
-        if callable(given) and not isinstance(given, Sharding):
+        if is_function(given):
             given = given(name, ShapeDtypeStruct(recipe.shape, recipe.dtype))
         found = as_sharding(given, self.what)
         if found is None and self.shardings is not None:

@@ -22,7 +22,7 @@ from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.place import as_sharding, check_devices_exist, home
+from meshard.runtime.moving.place import as_sharding, check_devices_exist, home, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
@@ -362,7 +362,7 @@ class _Request:
     def _wanted_shardings(self) -> dict[str, Sharding]:
         """Return how each array is to be laid out."""
         given, what = self._shardings, self._what
-        if callable(given) and not isinstance(given, Sharding):
+        if is_function(given):
             found = {n: given(n, self._struct(n)) for n in self._names}
         elif given is not None:
             found = self._from_prefix(given, self.names())

@@ -24,7 +24,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.missing import alive_ids, alive_part
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress
-from meshard.runtime.moving.place import as_sharding, check_devices_exist
+from meshard.runtime.moving.place import as_sharding, check_devices_exist, is_function
 from meshard.runtime.moving.reshard import Options, resharded
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_none, unflatten
@@ -274,7 +274,7 @@ class _Mapping:
     def _places(self, sharding: Any) -> dict[str, Sharding]:
         """Return how each result is to be laid out."""
         what, names = self._what, [*self._recipes, *self._tied]
-        if callable(sharding) and not isinstance(sharding, Sharding):
+        if is_function(sharding):
             structs = {n: self._recipes[self._tied.get(n, n)] for n in names}
             given = {n: sharding(n, ShapeDtypeStruct(r.shape, r.dtype)) for n, r in structs.items()}
         else:
