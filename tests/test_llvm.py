@@ -612,3 +612,52 @@ def test_jit_math_changes_what_is_compiled_next():
         np.testing.assert_array_max_ulp(found[0], found[1], 4)
 
     alone(body)
+
+
+SCATTERED = """
+import ctypes
+from unittest import mock
+import numpy as np
+import meshard
+import meshard.numpy as mnp
+from meshard.interop.llvm import compiler as llvm
+
+def compiled(number):
+    f = meshard.jit(lambda x: mnp.tanh(x * (1.5 + number)) + mnp.exp(-x * x) * 0.1 - x / 3)
+    x = meshard.device_put(np.random.default_rng(number).standard_normal((600, 600)))
+    with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+        first = np.asarray(f(x))
+        behind.finish()
+        return first.tobytes() == np.asarray(f(x)).tobytes()
+
+assert compiled(0)
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+size, taken = 1 << 45, []
+while size >= 1 << 16:  # all addresses are reserved
+    address = libc.mmap(None, size, 0, 0x4022, -1, 0)
+    if address in (None, 2**64 - 1):
+        size >>= 1
+    else:
+        taken.append((address, size))
+for address, size in taken:  # but for small places, far from each other, and one that is large
+    for offset in range(0, size if size > 1 << 34 else 0, 8 << 30):
+        libc.munmap(address + offset, 1 << 14)
+libc.munmap(taken[0][0] + (taken[0][1] >> 1), 6 << 30)
+assert all(map(compiled, range(1, 12)))
+"""
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.skipif(sys.platform != "linux", reason="it reserves addresses as Linux does")
+def test_code_and_constants_may_lie_far_apart(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SCATTERED],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path), "MESHARD_NUM_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

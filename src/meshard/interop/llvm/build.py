@@ -25,7 +25,7 @@ import llvmlite.binding as llvm
 from meshard.ops.fused.compilers import CACHE_DIR
 from meshard.plan.file.files import write_bytes
 
-_FORMAT = b"meshard 1\n"
+_FORMAT = b"meshard 2\n"
 _PATIENCE, _PAUSE = 2.0, 2e-3
 """Seconds to wait for another process that compiles the same, and between two looks."""
 _DIGEST = hashlib.sha256().digest_size
@@ -51,8 +51,10 @@ class Builder:
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
         target = llvm.Target.from_default_triple()
+        # Code may be mapped anywhere: with addresses of 32 bits LLVM ends the process if code and
+        # its constants come to lie further apart, as they do between large reservations.
         self._machine = target.create_target_machine(
-            cpu=name, features=features, opt=3, reloc="pic", codemodel="default"
+            cpu=name, features=features, opt=3, reloc="static", codemodel="large"
         )
         self._jit = llvm.create_lljit_compiler(self._machine)
         self._loaded: list[Any] = []  # code lives as long as the process
