@@ -7,7 +7,7 @@ import pytest
 
 import meshard
 from meshard.errors import ArgumentError, DataLoss
-from meshard.runtime.array import missing
+from meshard.runtime import missing
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P

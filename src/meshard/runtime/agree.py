@@ -15,6 +15,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.errors import DataLoss, IncompatibleDevicesError
 from meshard.runtime.doors import Params, innermost
 from meshard.runtime.memo import memoized
+from meshard.runtime.missing import missing_boxes
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.processes.canonical import call_text, canonical, described, laid_out
 from meshard.runtime.processes.divergence import numbered
@@ -165,12 +166,7 @@ def check_living(world: RuntimeWorld, name: str, type_: ArrayType) -> None:
     if not gone:
         return
     dead = [d for d in order if d.process_index in gone]
-    living = {d.id for d in order} - {d.id for d in dead}
-    lost = [
-        type_.layout.box(piece)
-        for piece in range(type_.layout.piece_count)
-        if type_.layout.box(piece).volume and not living & set(type_.layout.holders(piece))
-    ]
+    lost = missing_boxes(world, type_)
     told = (
         f"{name}: of the {len(order)} devices of {described(type_)}, {len(dead)} "
         f"{'belongs' if len(dead) == 1 else 'belong'} to {numbered(gone)}, which "

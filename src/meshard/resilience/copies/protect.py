@@ -30,8 +30,8 @@ from meshard.resilience.copies.protect_plan import CopiedArray, ProtectPlan, pla
 from meshard.resilience.copies.stocks import gridded, left, own_blocks
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.missing import living_ids, missing_boxes
 from meshard.runtime.memo import memoized
+from meshard.runtime.missing import living_ids, missing_boxes
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import check_devices_exist
 from meshard.runtime.trees import unflatten

@@ -6,14 +6,13 @@ In: a tree of shardings, or a function, and the tensors. Out: shardings by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any
 
 from meshard.errors import TreeError
 from meshard.resilience.feeding.offer import some
-from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees import flatten_with_accessors
+from meshard.weights.checkpoint.prefixes import Name, by_prefix
 from meshard.weights.checkpoint.sources import Made
 from meshard.weights.native.structure import rebuilt
 
@@ -50,7 +49,7 @@ def places_of(given: Any, made: Made, structure: Any, build: Build, what: str) -
     else:
         if isinstance(given, Mapping) and structure == {"flat": True}:
             _check_names(given, names, what)
-        found = _by_prefix(given, build({n: _Name(n) for n in names}), what)
+        found = by_prefix(given, build({n: Name(n) for n in names}), what)
     return {n: as_sharding(found.get(n), f"{what}: tensor {n!r}") for n in made.recipes}
 
 
@@ -63,38 +62,3 @@ def _check_names(given: Mapping[Any, Any], names: list[str], what: str) -> None:
         if not unknown:
             told = f"no sharding for {some(missing)}"
         raise TreeError(f"{what}: shardings has {told}. The tensors are {some(names)}.")
-
-
-def _by_prefix(given: Any, tree: Any, what: str) -> dict[str, Any]:
-    """Return the sharding of each name, of a tree of shardings that is a prefix of theirs."""
-    tree = _without_values(given, tree)
-    _, leaves, _ = flatten_with_accessors(tree)
-    prefixes = prefix_leaves(given, tree, what, "shardings")
-    return {
-        leaf.text: sharding
-        for leaf, sharding in zip(leaves, prefixes, strict=True)
-        if isinstance(leaf, _Name)
-    }
-
-
-def _without_values(given: Any, tree: Any) -> Any:
-    """Return a tree without the numbers and strings for which a dict of shardings has no key."""
-    if type(given) is not dict or type(tree) is not dict:
-        return tree
-    plain = (bool, int, float, str)
-    return {
-        key: _without_values(given.get(key), node)
-        for key, node in tree.items()
-        if key in given or not isinstance(node, plain)
-    }
-
-
-@final
-class _Name:
-    """Stands for an array in a tree that is matched with one of shardings."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text

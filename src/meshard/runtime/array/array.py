@@ -23,11 +23,11 @@ from meshard.errors import (
 )
 from meshard.runtime.array.fetch import element_place, gathered, picked
 from meshard.runtime.array.methods import ArrayMethods
-from meshard.runtime.array.missing import missing_boxes
 from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
 from meshard.runtime.array.show import array_html, array_repr, array_str
 from meshard.runtime.callers import user_line
 from meshard.runtime.memory.exported import exported
+from meshard.runtime.missing import missing_boxes
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import here
 

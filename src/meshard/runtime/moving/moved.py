@@ -25,8 +25,8 @@ from meshard.plan.move.wires import Wire
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import agree, agreed
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.missing import alive_part, lost_boxes
 from meshard.runtime.memory.ownership import give_back_owned
+from meshard.runtime.missing import alive_part, lost_boxes
 from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.donate import Gradual, run_gradually
 from meshard.runtime.moving.execute import ArrayMove, run_moves

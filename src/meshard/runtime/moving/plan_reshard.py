@@ -22,7 +22,7 @@ from meshard.plan.plan import Plan, install_runner
 from meshard.plan.planner import PlanCache, PlanOptions, make_plan
 from meshard.plan.show.plan_text import array_text, layout_text
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.missing import living_ids
+from meshard.runtime.missing import living_ids
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, leaf_names, moved
 from meshard.runtime.moving.place import as_host, as_sharding, home

@@ -8,7 +8,7 @@ from typing import Any, final
 from meshard.algebra.arguments import flag_of, function_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.window import checked_window
-from meshard.runtime.array.missing import alive_ids
+from meshard.runtime.missing import alive_ids
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress, Tree, moved
 from meshard.runtime.moving.place import as_sharding

@@ -21,7 +21,6 @@ from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
-from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, home, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import flatten_with_accessors, unflatten
@@ -29,6 +28,7 @@ from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import Files, in_order, opened
+from meshard.weights.checkpoint.prefixes import Name, by_prefix
 from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
@@ -374,10 +374,8 @@ class _Request:
         return {n: place or _default(here()) for n, place in places.items()}
 
     def _from_prefix(self, given: Any, tree: Any) -> dict[str, Any]:
-        tree = _without_values(given, tree)
-        _, leaves, _ = flatten_with_accessors(tree)
         try:
-            prefixes = prefix_leaves(given, tree, self._what, "shardings")
+            return by_prefix(given, tree, self._what)
         except TreeError as error:
             if isinstance(given, Mapping) and self.catalogue.format != "meshard":
                 raise TreeError(
@@ -385,23 +383,18 @@ class _Request:
                     "shardings(name, struct) can choose by name."
                 ) from error
             raise
-        return {
-            leaf.text: sharding
-            for leaf, sharding in zip(leaves, prefixes, strict=True)
-            if isinstance(leaf, _Name)
-        }
 
     def _struct(self, name: str) -> Any:
         tensor = self._recipes[self._tied.get(name, name)]
         return ShapeDtypeStruct(tensor.shape, tensor.dtype)
 
     def names(self) -> Any:
-        """Return the tree with a `_Name` for each array.
+        """Return the tree with a `Name` for each array.
 
         Raises:
             TreeError: if only ``like`` can make it.
         """
-        return self._build({n: _Name(n) for n in self._names})
+        return self._build({n: Name(n) for n in self._names})
 
     def tree(self, arrays: list[Array]) -> Any:
         """Return the tree of the arrays that a plan has made."""
@@ -421,26 +414,6 @@ def _batches(wanted: Sequence[Wanted], most: int) -> Iterator[list[int]]:
         size += one.nbytes
     if batch:
         yield batch
-
-
-def _without_values(given: Any, tree: Any) -> Any:
-    """Return a tree without the numbers and strings for which a dict of shardings has no key."""
-    if type(given) is not dict or type(tree) is not dict:
-        return tree
-    plain = (bool, int, float, str)
-    return {
-        key: _without_values(given.get(key), node)
-        for key, node in tree.items()
-        if key in given or not isinstance(node, plain)
-    }
-
-
-@final
-class _Name:
-    """Stands for an array in a tree that is matched with one of shardings."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
 
 
 def _leaves(like: Any) -> tuple[list[tuple[str, Any]], Any]:

@@ -21,7 +21,7 @@ from meshard.plan.move.wires import Wire
 from meshard.plan.show.progress import progress_bar
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.missing import alive_ids, alive_part
+from meshard.runtime.missing import alive_ids, alive_part
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Progress
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, is_function
