@@ -95,9 +95,8 @@ def layout_picture(
         parts.append(label(MARGIN, top, note))
     words = [13 * LETTER * len(line) for line in lines] + [11 * LETTER * len(n) for n in notes]
     right, bottom = round(2 * MARGIN + max([width, *words])), round(top + MARGIN)
-    card = rect(0.5, 0.5, right - 1, bottom - 1, "card", rx=8)
     told = " ".join([*title.split(), f"layout of an array of shape {shape}"])
-    return picture(right, bottom, told, [card, *parts], sheet=sheet)
+    return picture(right, bottom, told, parts, sheet=sheet)
 
 
 def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "") -> str:
