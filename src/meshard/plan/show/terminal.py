@@ -9,6 +9,7 @@ has lines for their drawings.
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from typing import TextIO
@@ -98,10 +99,13 @@ def printable(text: str, encoding: str | None) -> str:
     >>> printable("├─ é", "ascii"), printable("├─ é", "latin-1"), printable("├─ é", "utf-8")
     ('+- \\xe9', '+- é', '├─ é')
     """
-    if is_encodable(text, encoding):
-        return text
-    text = text.translate(ASCII)
+    return text if is_encodable(text, encoding) else replaced(text, encoding)
+
+
+def replaced(text: str, encoding: str | None) -> str:
+    """Return a text in ASCII, but for other people's characters that an encoding has."""
     try:
-        return text.encode(encoding or "utf-8", "backslashreplace").decode(encoding or "utf-8")
+        name = codecs.lookup(encoding or "utf-8").name
     except LookupError:
-        return text.encode("ascii", "backslashreplace").decode("ascii")
+        name = "ascii"
+    return text.translate(ASCII).encode(name, "backslashreplace").decode(name)
