@@ -159,6 +159,10 @@ class LinAlgError(MeshardError, np.linalg.LinAlgError):
     """A matrix that is singular, not positive definite, or whose computation did not converge."""
 
 
+class DerivativeError(MeshardError, ValueError, TypeError, NotImplementedError):
+    """An operation has no derivative here, or not in the direction that was asked for."""
+
+
 class TreeError(MeshardError, ValueError, TypeError):
     """Trees whose structures differ."""
 

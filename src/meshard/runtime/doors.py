@@ -213,3 +213,19 @@ class interpreting:
 
     def __exit__(self, *_: object) -> None:
         _stack.reset(self._token)
+
+
+@final
+class beneath:
+    """Let only some of the interpreters be at hand within a ``with`` statement."""
+
+    __slots__ = ("_stack", "_token")
+
+    def __init__(self, stack: tuple[Interpreter, ...]) -> None:
+        self._stack = stack
+
+    def __enter__(self) -> None:
+        self._token = _stack.set(self._stack)
+
+    def __exit__(self, *_: object) -> None:
+        _stack.reset(self._token)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, final, overload
 
 import optree
@@ -445,12 +445,11 @@ class _Mapped:
             names=frozenset(a for a in manual if a not in around),
             auto=frozenset(),
         )
-        make = functools.partial(_Mapped, options)
+        make = functools.partial(_mapped, options)
         written = ShardMapCall(make, program, scope.mesh, manual, ins, outs)
         operands = [*captured, *call.given]
         if body.outer is not None:
-            recorder.write(written.name, (), operands, joined, written)
-            return joined
+            return recorder.made(written, operands, joined)
         types = [(unplaced_type(scope.world, x), None) for x in joined]
         return list(recorder.result(written.name, (), operands, types, written))
 
@@ -636,6 +635,11 @@ class _Mapped:
                 f"body, with lax.psum, pmean, pmax or all_gather_invariant over {told}; or, if you "
                 "know that they are equal, pass check_vma=False."
             )
+
+
+def _mapped(options: _Options, ins: Any, outs: Any, f: Callable[..., Any]) -> _Mapped:
+    """Return a function that is mapped as another is, with specs of its own."""
+    return _Mapped(replace(options, in_specs=ins, out_specs=outs), f)
 
 
 def _result(result: Any, number: int) -> str:

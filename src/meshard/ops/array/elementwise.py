@@ -12,7 +12,7 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.formulas import FORMULAS, computed, logistic_formula
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
-from meshard.ops.dtypes.laws import as_dtype
+from meshard.ops.dtypes.laws import as_dtype, same_dtype
 from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
 from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
@@ -250,6 +250,11 @@ def _astype_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     return (wanted,)
 
 
+def _itself(x: Block) -> Block:
+    return x
+
+
+register(Op("stop_gradient", "... -> ...", _itself, dtypes=same_dtype, style="view"))
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))

@@ -18,6 +18,7 @@ from meshard.ops.array.take import take_along_axis
 from meshard.ops.checked import DtypeLike
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, is_whole, same_dtype
+from meshard.ops.engine.concrete import is_traced
 from meshard.ops.lax import table
 from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
@@ -432,7 +433,7 @@ def batch_matmul(lhs: ArrayLike, rhs: ArrayLike, precision: Any = None) -> Array
 @named("lax.stop_gradient(mnp.ones(2)).tolist()", "[1.0, 1.0]", x="a tree of arrays.")
 def stop_gradient(x: T) -> T:
     """Return the tree as it is; a derivative takes it as constant."""
-    return x
+    return trees.map(lambda leaf: bind("stop_gradient", leaf) if is_traced(leaf) else leaf, x)
 
 
 @named("lax.optimization_barrier((mnp.ones(2), 1))[1].tolist()", "1", operand="a tree of arrays.")

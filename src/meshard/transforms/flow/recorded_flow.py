@@ -43,8 +43,7 @@ def strong(x: Any, dtype: np.dtype[Any] | None = None) -> Any:
         assert isinstance(body, Body)
         local = local_type(body.scope, (), wanted)
         made = abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies))
-        recorder.write(ArrayCall.name, (), [x], [made], ArrayCall(wanted))
-        return made
+        return recorder.made(ArrayCall(wanted), [x], [made])[0]
     if isinstance(x, AbstractArray) and x.weak is not None:
         kind = here().type_of((), wanted, x._type.sharding, False)
         return recorder.result(ArrayCall.name, (), [x], [(kind, None)], ArrayCall(wanted))[0]
@@ -63,9 +62,7 @@ def _written(
     """Write a call down whose results are of the types of some values."""
     body = innermost()
     if isinstance(body, Body):
-        made = [abstract_grid(body, x.kind) for x in like]
-        recorder.write(call.name, (), operands, made, call)
-        return made
+        return recorder.made(call, operands, [abstract_grid(body, x.kind) for x in like])
     types: list[tuple[ArrayType, None]] = [(unplaced_type(here(), x), None) for x in like]
     return list(recorder.result(call.name, (), operands, types, call))
 

@@ -312,7 +312,7 @@ class SwitchCall:
 class ShardMapCall:
     """A program for each device. Operands: what the body captures, the arguments."""
 
-    mapped: Callable[[Callable[..., Any]], Callable[..., Any]]
+    remapped: Callable[..., Callable[..., Any]]
     body: Program
     mesh: Mesh
     manual: tuple[str, ...]
@@ -331,8 +331,16 @@ class ShardMapCall:
         axes = tuple([a for a in self.mesh.axis_names if a in self.manual])
         return (("axes", axes), ("in_specs", self.in_specs), ("out_specs", self.out_specs))
 
+    def mapped(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """Return another function of the same arguments, mapped over the same axes."""
+        return self.remapped(self.in_specs, list(self.out_specs), f)
+
+    def split_operands(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """Return the operands in two lists: captured, arguments."""
+        return _in_runs(operands, (len(self.body.captured),))
+
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the joined results."""
-        captured, given = _in_runs(operands, (len(self.body.captured),))
+        captured, given = self.split_operands(operands)
         found: list[Any] = self.mapped(lambda *cells: evaluate(self.body, captured, cells))(*given)
         return found

@@ -71,7 +71,6 @@ class Tracer(AbstractArray):
     __str__ = __repr__
 
 
-@final
 class Recorder:
     """Writes down operations.
 
@@ -112,6 +111,17 @@ class Recorder:
         tracer = Tracer(self, type, weak, origin)
         self.input(tracer)
         return tracer
+
+    def alias(self, fresh: Grid, old: Grid) -> None:
+        """Say that a value of a shard_map body is another one under a second identity."""
+        var = self.atom(old)
+        assert isinstance(var, Var)
+        self._vars[id(fresh)] = fresh, var
+
+    def made(self, call: Call, operands: Sequence[Any], results: list[Any]) -> list[Any]:
+        """Write down a call of a body, and return its results, which have no data."""
+        self.write(call.name, (), operands, results, call)
+        return results
 
     def lifted(self, value: Grid, outer: Any) -> None:
         """Say that a value of a shard_map body stands for one of the code around the body."""

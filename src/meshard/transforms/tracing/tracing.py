@@ -139,6 +139,19 @@ def abstract_value(world: RuntimeWorld, kind: Kind) -> AbstractArray:
     return AbstractArray(unplaced_type(world, as_array(kind(0))), kind)
 
 
+class Following(Interpreter):
+    """An interpreter that has a recorder, but runs what is written down.
+
+    Attributes:
+        recorder: what stands for it where code writes operations down.
+    """
+
+    recorder: Any
+
+
+_RECORDING = (Tracing, Body, Following)
+
+
 def tracing() -> Tracing | None:
     """Return the interpreter at hand if it traces; None otherwise."""
     found = innermost()
@@ -148,9 +161,7 @@ def tracing() -> Tracing | None:
 def recording() -> Recorder | None:
     """Return the recorder of the operations at hand; None if they run, or only types matter."""
     found = innermost()
-    if isinstance(found, (Tracing, Body)):
-        return found.recorder
-    return None
+    return found.recorder if isinstance(found, _RECORDING) else None
 
 
 def recording_around() -> Recorder | None:
@@ -159,7 +170,7 @@ def recording_around() -> Recorder | None:
     Code that is evaluated for its types alone may be inside code that is written down.
     """
     for interpreter in reversed(interpreters()):
-        if isinstance(interpreter, (Tracing, Body)) and interpreter.recorder is not None:
+        if isinstance(interpreter, _RECORDING) and interpreter.recorder is not None:
             found: Recorder = interpreter.recorder
             return found
     return None
@@ -202,7 +213,7 @@ def sub_program(
             recorder.input(value)
         else:
             origin = origins[number] if origins else f"operand {number}"
-            value = recorder.argument(x._type, weak_of(x), origin)
+            value = recorder.argument(unplaced_type(here(), x), weak_of(x), origin)
         given.append(value)
     try:
         with _written(recorder, varies):

@@ -1,0 +1,1 @@
+"""Derivatives of rows: one column of the registry."""

@@ -1,0 +1,241 @@
+"""What the derivative of an operation can be.
+
+In: operands, results, parameters, tangents or cotangents, all of them values at hand. Out: tangents
+of the results, or cotangents of the operands, made of operations, so that they are sharded, traced
+and differentiated like everything else. None stands for a tangent or cotangent that is zero.
+
+The pairing is that of JAX: ``Re(sum(g * t))``, without a conjugate. So what pulls back through a
+holomorphic function multiplies by its derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.ops.array.create import zeros_like
+from meshard.ops.derivatives.shapes import shrunk, tangent_like
+from meshard.runtime.doors import bind
+
+Values = Sequence[Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One operation that has run.
+
+    Attributes:
+        name: the operation.
+        params: its parameters.
+        operands: what it was given: arrays, and Python numbers.
+        results: what it returned.
+        again: does the same to other operands, and returns a list of results.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    operands: Values
+    results: Values
+    again: Callable[..., list[Any]]
+
+    @property
+    def x(self) -> Any:
+        """The first operand."""
+        return self.operands[0]
+
+    @property
+    def y(self) -> Any:
+        """The first result."""
+        return self.results[0]
+
+
+class Derivative:
+    """The base of all kinds."""
+
+    __slots__ = ()
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        """Return the tangents of the results, given those of the operands."""
+        raise NotImplementedError
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        """Return the cotangents of the operands that are wanted, given those of the results."""
+        raise NotImplementedError
+
+
+@final
+class Flat(Derivative):
+    """The results do not change where they are defined, or are not numbers that could."""
+
+    __slots__ = ()
+
+
+FLAT = Flat()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused(Derivative):
+    """There is no derivative.
+
+    Attributes:
+        why: the reason, and what to do instead: the end of a message.
+    """
+
+    why: str
+
+
+Factor = Callable[..., Any] | float | None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Partials(Derivative):
+    """An elementwise operation with one result.
+
+    Attributes:
+        factors: for each operand the partial derivative: a number, or a function of ``(result,
+            *operands, **params)`` that returns a value that broadcasts, or bools that say where it
+            is one and where zero. None: the result does not depend on it smoothly.
+    """
+
+    factors: tuple[Factor, ...]
+
+    def _part(self, site: Site, number: int, g: Any) -> Any:
+        make = self.factors[number]
+        factor = make(site.y, *site.operands, **site.params) if callable(make) else make
+        return times(g, factor)
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        """Return the sum of all tangents, each times its factor."""
+        parts = [
+            self._part(site, i, t)
+            for i, t in enumerate(tangents)
+            if t is not None and self.factors[i] is not None
+        ]
+        return [tangent_like(total(parts), site.y) if parts else None]
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        """Return the cotangent times each factor, summed over dims that were broadcast."""
+        (g,) = cotangents
+        return [
+            shrunk(self._part(site, i, g), x) if want and self.factors[i] is not None else None
+            for i, (x, want) in enumerate(zip(site.operands, wanted, strict=True))
+        ]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Linear(Derivative):
+    """An operation that is linear in some operands.
+
+    Attributes:
+        transpose: from the site, the number of an operand and the cotangents to the cotangent of
+            that operand, perhaps before it is summed over dims that were broadcast.
+        of: the operands in which it is linear; None for all.
+        together: whether it is linear in these as one, so that it makes the tangent of all
+            tangents; else it is linear in each while the others stay.
+    """
+
+    transpose: Callable[[Site, int, Values], Any]
+    of: tuple[int, ...] | None = None
+    together: bool = True
+
+    def _own(self, site: Site) -> Sequence[int]:
+        return range(len(site.operands)) if self.of is None else self.of
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        """Return what the operation makes of tangents."""
+        own = [i for i in self._own(site) if tangents[i] is not None]
+        if not own:
+            return [None] * len(site.results)
+        given = list(site.operands)
+        if self.together:
+            for i in self._own(site):
+                t = tangents[i]
+                given[i] = zeros_like(given[i]) if t is None else t
+            return site.again(*given)
+        rows = []
+        for i in own:
+            rows.append(site.again(*[tangents[i] if k == i else x for k, x in enumerate(given)]))
+        return [total(column) for column in zip(*rows, strict=True)]
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        """Return what the transposed operation makes of cotangents."""
+        own = self._own(site)
+        found: list[Any] = [None] * len(site.operands)
+        for i in own:
+            if wanted[i]:
+                g = self.transpose(site, i, cotangents)
+                found[i] = None if g is None else shrunk(g, site.operands[i])
+        return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tangents(Derivative):
+    """An operation with a formula for tangents, which is transposed to find cotangents.
+
+    Attributes:
+        formula: from the site and the operands' tangents, of which some may be None, to the
+            tangents of the results. It is linear in these.
+    """
+
+    formula: Callable[[Site, Values], Sequence[Any]]
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        """Return what the formula gives."""
+        return [
+            None if t is None else tangent_like(t, y)
+            for t, y in zip(self.formula(site, tangents), site.results, strict=True)
+        ]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pulls(Derivative):
+    """An operation with formulas for both ways.
+
+    Attributes:
+        forward: from the site and the operands' tangents to those of the results.
+        backward: from the site, cotangents and the operands that are wanted to their cotangents.
+    """
+
+    forward: Callable[[Site, Values], Sequence[Any]]
+    backward: Callable[[Site, Values, Sequence[bool]], Sequence[Any]]
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        """Return what the forward formula gives."""
+        return [
+            None if t is None else tangent_like(t, y)
+            for t, y in zip(self.forward(site, tangents), site.results, strict=True)
+        ]
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        """Return what the backward formula gives."""
+        found = self.backward(site, cotangents, wanted)
+        return [
+            None if g is None or not want else shrunk(g, x)
+            for g, x, want in zip(found, site.operands, wanted, strict=True)
+        ]
+
+
+def times(g: Any, factor: Any) -> Any:
+    """Return a product; with bools for factors the elements where they are true."""
+    if type(factor) in (int, float) and factor == 1:
+        return g
+    dtype = getattr(factor, "dtype", None)
+    if dtype is not None and dtype.kind == "b":
+        return bind("where", factor, g, 0)
+    return bind("multiply", g, factor)
+
+
+def total(parts: Sequence[Any]) -> Any:
+    """Return the sum of some values, of which some may be None."""
+    found = None
+    for part in parts:
+        if part is not None:
+            found = part if found is None else bind("add", found, part)
+    return found

@@ -1,0 +1,198 @@
+"""Derivatives of rows that move elements: what is moved back, and added up where it meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshard.errors import DerivativeError
+from meshard.ops.array.create import zeros_like
+from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
+from meshard.ops.derivatives.elementwise import o
+from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Values
+
+
+def _reshape(site: Site, number: int, g: Values) -> Any:
+    return reshape(g[0], site.x.shape)
+
+
+def _broadcast(site: Site, number: int, g: Values) -> Any:
+    return g[0]  # it is summed where it is made to fit
+
+
+def _transpose(site: Site, number: int, g: Values) -> Any:
+    axes = site.params["axes"]
+    return transpose(g[0], tuple([axes.index(d) for d in range(len(axes))]))
+
+
+def _concatenate(site: Site, number: int, g: Values) -> Any:
+    dim = site.params["axis"] % g[0].ndim
+    start = sum([x.shape[dim] for x in site.operands[:number]])
+    stop = start + site.operands[number].shape[dim]
+    return g[0][(*[slice(None)] * dim, slice(start, stop))]
+
+
+def _flip(site: Site, number: int, g: Values) -> Any:
+    return o.flip(g[0], **site.params)
+
+
+def _roll(site: Site, number: int, g: Values) -> Any:
+    return o.roll(g[0], dims=tuple([(d, (-shift,)) for d, (shift,) in site.params["dims"]]))
+
+
+def _pad(site: Site, number: int, g: Values) -> Any:
+    back = [(d, (-low, -high)) for d, (low, high) in site.params["dims"]]
+    return o.pad_zeros(g[0], dims=tuple(back))
+
+
+def _tile(site: Site, number: int, g: Values) -> Any:
+    found = g[0]
+    for dim, (reps,) in sorted(site.params["dims"], reverse=True):
+        shape = (*found.shape[:dim], reps, site.x.shape[dim], *found.shape[dim + 1 :])
+        found = o.sum(reshape(found, shape), axis=(dim,), keepdims=False, dtype=None)
+    return found
+
+
+def _take_positions(site: Site, number: int, g: Values) -> Any:
+    found = g[0]
+    for dim, (positions,) in site.params["dims"]:
+        shape = [site.x.shape[d] if d == dim else n for d, n in enumerate(found.shape)]
+        places = np.asarray(positions, np.int64)
+        zeros = zeros_like(site.x, shape=tuple(shape), dtype=found.dtype)
+        found = o.scatter(zeros, moveaxis(found, dim, 0), places, arrays=(dim,), how="add")
+    return found
+
+
+def _slice(site: Site, number: int, g: Values) -> Any:
+    return o.overlay(zeros_like(site.x, dtype=g[0].dtype), g[0], slices=site.params["slices"])
+
+
+def _overlay(site: Site, number: int, g: Values) -> Any:
+    slices = site.params["slices"]
+    if number:
+        return o.slice(g[0], slices=slices, dropped=())
+    return o.overlay(g[0], zeros_like(site.operands[1], dtype=g[0].dtype), slices=slices)
+
+
+def _triangle(site: Site, number: int, g: Values) -> Any:
+    return o.triangle(g[0], **site.params)
+
+
+def _on_diagonal(site: Site, number: int, g: Values) -> Any:
+    k, count = site.params["k"], site.x.shape[0]
+    first = max(-k, 0)
+    size = max(0, min(count - first, site.params["columns"] - max(k, 0)))
+    found = o.diagonal(g[0], dims=(0, 1), k=k, size=size)
+    return o.pad_zeros(found, dims=((0, (first, count - first - size)),))
+
+
+def _diagonal(site: Site, number: int, g: Values) -> Any:
+    (rows, columns), k = site.params["dims"], site.params["k"]
+    steps = np.arange(site.params["size"])
+    places = (steps + max(-k, 0), steps + max(k, 0))
+    zeros = zeros_like(site.x, dtype=g[0].dtype)
+    return o.scatter(zeros, moveaxis(g[0], -1, 0), *places, arrays=(rows, columns), how="add")
+
+
+def _einsum_diagonal(site: Site, number: int, g: Values) -> Any:
+    """Return a cotangent spread over letters that were summed, on the diagonals of the others."""
+    inputs, output, shape = site.params["inputs"], site.params["output"], site.x.shape
+    first = {f: inputs.index(f) for f in inputs}
+    order = sorted(range(len(output)), key=lambda i: first[output[i]])
+    found = transpose(g[0], tuple(order))
+    held = {first[f] for f in output}
+    found = reshape(found, tuple([n if d in held else 1 for d, n in enumerate(shape)]))
+    found = broadcast_to(
+        found, tuple([n if first[f] == d else 1 for d, (f, n) in enumerate(zip(inputs, shape))])
+    )
+    for d, f in enumerate(inputs):
+        if first[f] != d:
+            at = [np.arange(n).reshape([n if k == e else 1 for k in range(len(shape))])
+                  for e, n in ((first[f], shape[d]), (d, shape[d]))]
+            found = o.where(at[0] == at[1], found, 0)
+    return found
+
+
+def _dynamic_slice(site: Site, number: int, g: Values) -> Any:
+    zeros = zeros_like(site.x, dtype=g[0].dtype)
+    return o.dynamic_update_slice(zeros, g[0], *site.operands[1:], wrap=site.params["wrap"])
+
+
+def _dynamic_update(site: Site, number: int, g: Values) -> Any:
+    _, update, *starts = site.operands
+    wrap = site.params["wrap"]
+    if number:
+        return o.dynamic_slice(g[0], *starts, sizes=tuple(update.shape), wrap=wrap)
+    return o.dynamic_update_slice(g[0], zeros_like(update, dtype=g[0].dtype), *starts, wrap=wrap)
+
+
+def _places_first(g: Any, rank: int, at: int) -> Any:
+    """Return a gathered cotangent with the dims of the positions first."""
+    return moveaxis(g, tuple(range(at, at + rank)), tuple(range(rank))) if at else g
+
+
+def _gather(site: Site, number: int, g: Values) -> Any:
+    dims, at = site.params["dims"], site.params["at"]
+    places = site.operands[1:]
+    value = _places_first(g[0], np.ndim(places[0]), at)
+    zeros = zeros_like(site.x, dtype=g[0].dtype)
+    return o.scatter(zeros, value, *places, arrays=dims, how="add")
+
+
+def _scatter(site: Site, number: int, g: Values) -> Any:
+    arrays, how = site.params["arrays"], site.params["how"]
+    _, value, *places = site.operands
+    if how not in ("set", "add", "subtract"):
+        raise DerivativeError(
+            f"x.at[...].{how}: there is a derivative of set and add only, since positions may "
+            "repeat. Compute the new values first, as in x.at[i].set(x[i] * v)."
+        )
+    if number == 0:
+        if how != "set":
+            return g[0]
+        zeros = zeros_like(value, dtype=g[0].dtype)
+        return o.scatter(g[0], zeros, *places, arrays=arrays, how="set")
+    found = o.gather(g[0], *places, dims=arrays, at=0)
+    return o.negative(found) if how == "subtract" else found
+
+
+def _take_along(site: Site, number: int, g: Values) -> Any:
+    x, places = site.operands
+    dim = site.params["dim"]
+    shape = g[0].shape
+    own = []
+    for d, n in enumerate(shape):
+        if d == dim:
+            own.append(broadcast_to(places, shape))
+        else:
+            steps = np.arange(n) if x.shape[d] != 1 else np.zeros(n, np.int64)
+            own.append(np.broadcast_to(steps.reshape([-1 if e == d else 1 for e in range(len(shape))]), shape))
+    zeros = zeros_like(x, dtype=g[0].dtype)
+    return o.scatter(zeros, g[0], *own, arrays=tuple(range(len(shape))), how="add")
+
+
+MOVES: dict[str, Derivative] = {
+    "flat": Linear(_reshape),
+    "reshape": Linear(_reshape),
+    "broadcast_to": Linear(_broadcast),
+    "transpose": Linear(_transpose),
+    "concatenate": Linear(_concatenate),
+    "flip": Linear(_flip),
+    "roll": Linear(_roll),
+    "pad_zeros": Linear(_pad),
+    "tile": Linear(_tile),
+    "take_positions": Linear(_take_positions),
+    "slice": Linear(_slice),
+    "overlay": Linear(_overlay),
+    "triangle": Linear(_triangle),
+    "on_diagonal": Linear(_on_diagonal),
+    "diagonal": Linear(_diagonal),
+    "einsum_diagonal": Linear(_einsum_diagonal),
+    "dynamic_slice": Linear(_dynamic_slice, of=(0,)),
+    "dynamic_update_slice": Linear(_dynamic_update, of=(0, 1)),
+    "gather": Linear(_gather, of=(0,)),
+    "scatter": Linear(_scatter, of=(0, 1)),
+    "take_along_axis": Linear(_take_along, of=(0,)),
+}
+"""The derivative of each row that moves elements."""

@@ -1,0 +1,154 @@
+"""Derivatives of products, sums, extremes and transforms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.rule import OpRule
+from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
+from meshard.ops.array.take import take_along_axis
+from meshard.ops.derivatives.elementwise import o
+from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Tangents, Values, times
+from meshard.ops.derivatives.shapes import dtype_of
+from meshard.ops.reductions.sort import argsort
+
+
+def _contract(site: Site, number: int, g: Values) -> Any:
+    """Return the product with the terms of the rule permuted."""
+    terms, out = site.params["rule"].split("->")
+    own, other = terms.split(",")[:: -1 if number else 1]
+    rule = f"{out.strip()}, {other.strip()} -> {own.strip()}"
+    x = site.operands[number]
+    return o.contract(g[0], site.operands[1 - number], rule=rule, dtype=None) if x.shape else g[0]
+
+
+def _kept(site: Site) -> tuple[int, ...]:
+    """Return the shape of a reduction's result with the reduced dims of size one."""
+    axes = site.params["axis"]
+    return tuple([1 if d in axes else n for d, n in enumerate(site.x.shape)])
+
+
+def _spread(site: Site, g: Any) -> Any:
+    """Return a reduced value for each element that was reduced."""
+    return broadcast_to(reshape(g, _kept(site)), site.x.shape)
+
+
+def _sum(site: Site, number: int, g: Values) -> Any:
+    return _spread(site, g[0])
+
+
+def _total(site: Site, x: Any) -> Any:
+    """Return a sum over the dims that were reduced."""
+    axis, keepdims = site.params["axis"], site.params["keepdims"]
+    return o.sum(x, axis=axis, keepdims=keepdims, dtype=None)
+
+
+def _chosen(site: Site) -> Any:
+    """Return the share of each element in an extreme: those that are equal share it."""
+    here = o.astype(o.equal(site.x, _spread(site, site.y)), dtype=dtype_of(site.x))
+    return o.divide(here, _spread(site, _total(site, here)))
+
+
+def _others(site: Site) -> Any:
+    """Return the product of all other elements, for each."""
+    zero = o.equal(site.x, 0)
+    rest = o.where(zero, 1, site.x)
+    zeros = _spread(site, _total(site, o.astype(zero, dtype=np.dtype(np.int64))))
+    axis, keepdims = site.params["axis"], site.params["keepdims"]
+    whole = o.prod(rest, axis=axis, keepdims=keepdims, dtype=site.params.get("dtype"))
+    whole = _spread(site, whole)
+    alone = o.logical_and(zero, o.equal(zeros, 1))
+    return o.where(o.equal(zeros, 0), o.divide(whole, rest), o.where(alone, whole, 0))
+
+
+def _weighted(weights: Any) -> Derivative:
+    """Return the derivative of a reduction to which each element contributes by a weight."""
+    return Pulls(
+        lambda site, t: [_total(site, times(t[0], weights(site)))],
+        lambda site, g, wanted: [times(_spread(site, g[0]), weights(site))],
+    )
+
+
+def _cross(site: Site, number: int, g: Values) -> Any:
+    x, y = site.operands
+    return o.cross(g[0], x) if number else o.cross(y, g[0])
+
+
+_SWAPPED = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+def _fitted(x: Any, dim: int, size: int) -> Any:
+    """Return a value cut, or filled with zeros, to a size."""
+    return o.pad_zeros(x, dims=((dim, (0, size - x.shape[dim])),))
+
+
+def _fft(site: Site, number: int, g: Values) -> Any:
+    how, dim, n, norm = (site.params[k] for k in ("how", "dim", "n", "norm"))
+    size = site.x.shape[dim]
+    (g,) = g
+    if how in ("fft", "ifft"):
+        return _fitted(o.fft(g, how=how, dim=dim, n=n, norm=norm), dim, size)
+    if how == "rfft":
+        return _fitted(o.real(o.fft(g, how="fft", dim=dim, n=n, norm=norm)), dim, size)
+    half = n // 2 + 1
+    found = o.conjugate(o.fft(g, how="rfft", dim=dim, n=n, norm=_SWAPPED[norm]))
+    twice = np.full(half, 2.0)
+    twice[0] = 1
+    if n % 2 == 0:
+        twice[-1] = 1
+    shape = [half if d == dim else 1 for d in range(site.x.ndim)]
+    weights = twice.reshape(shape).astype(site.y.dtype)
+    return _fitted(times(found, weights), dim, size)
+
+
+def _sorted(site: Site, t: Values) -> list[Any]:
+    dim = site.params["dim"]
+    order = argsort(site.x, dim, descending=site.params["descending"])
+    return [take_along_axis(t[0], order, dim)]
+
+
+def _selected(site: Site, t: Values) -> list[Any]:
+    order = argsort(site.x, -1)[..., np.asarray(site.params["kth"])]
+    return [take_along_axis(t[0], order, -1)]
+
+
+def _top(site: Site, t: Values) -> list[Any]:
+    return [take_along_axis(t[0], site.results[1], site.params["dim"]), None]
+
+
+def _flipped(x: Any, dim: int) -> Any:
+    return o.flip(x, dims=((dim, ()),))
+
+
+def _cumsum(site: Site, number: int, g: Values) -> Any:
+    dim = site.params["dim"]
+    (found,) = site.again(_flipped(g[0], dim))
+    return _flipped(found, dim)
+
+
+SUMS: dict[str, Derivative] = {
+    "contract": Linear(_contract, together=False),
+    "sum": Linear(_sum),
+    "prod": _weighted(_others),
+    "max": _weighted(_chosen),
+    "min": _weighted(_chosen),
+    "nanmax": _weighted(_chosen),
+    "nanmin": _weighted(_chosen),
+    "cross": Linear(_cross, together=False),
+    "fft": Linear(_fft),
+    "sort": Tangents(_sorted),
+    "select": Tangents(_selected),
+    "top_k": Tangents(_top),
+}
+"""The derivative of each row that sums, compares or transforms."""
+LATE: dict[str, Derivative] = {
+    "sort": Tangents(_sorted),
+    "select": Tangents(_selected),
+    "top_k": Tangents(_top),
+    "cumsum": Linear(_cumsum),
+}
+"""The derivative of what is put off until layouts or values are known, by name."""
+__all__ = ["LATE", "SUMS"]
+_ = moveaxis, OpRule

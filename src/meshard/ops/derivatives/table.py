@@ -1,0 +1,38 @@
+"""The column of derivatives: one for each row.
+
+In: the name of a row. Out: its derivative. A row that is not here is a fault: the tables below must
+name all of `REGISTRY`, and the collectives.
+"""
+
+from __future__ import annotations
+
+from meshard.ops.derivatives.elementwise import ELEMENTWISE
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
+from meshard.ops.derivatives.moves import MOVES
+from meshard.ops.derivatives.sums import LATE, SUMS
+
+_FLAT = """
+    equal not_equal less less_equal greater greater_equal isclose isnan isinf isfinite signbit
+    logical_not logical_and logical_or logical_xor
+    floor ceil trunc rint round round_away floor_divide
+    invert gcd lcm bitwise_and bitwise_or bitwise_xor left_shift right_shift shift_right_logical
+    population_count leading_zeros bitcast
+    any all argmax argmin reduce_and reduce_or reduce_xor
+    argsort searchsorted positions positions_within first_true
+    stop_gradient histogram bincount isin sort_counts true_counts ranks between told
+"""
+"""Rows whose results are bools, integers, positions or steps."""
+_INSIDE = "scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with"
+"""Rows that are parts of what is put off until layouts are known, which has a derivative itself."""
+_PART = Refused("it is part of another operation, which has one.")
+
+DERIVATIVES: dict[str, Derivative] = {
+    **dict.fromkeys(_FLAT.split(), FLAT),
+    **dict.fromkeys(_INSIDE.split(), _PART),
+    **ELEMENTWISE,
+    **MOVES,
+    **SUMS,
+}
+"""The derivative of each row."""
+
+__all__ = ["DERIVATIVES", "LATE"]

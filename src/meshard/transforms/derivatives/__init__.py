@@ -1,0 +1,1 @@
+"""Derivatives of functions: operations are followed, with tangents or for the way back."""

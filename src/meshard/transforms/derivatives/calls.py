@@ -1,0 +1,538 @@
+"""Derivatives of calls: loops, branches, `shard_map`, and what is laid out or put off.
+
+In: a call that has run, and tangents or cotangents. Out: calls of the same kind on more values, so
+that a scan's way back is a scan, and that of a `shard_map` a `shard_map`. Loops keep their carries
+and compute their bodies again on the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import DerivativeError
+from meshard.ops.array.create import arange
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values, zeros_like
+from meshard.ops.derivatives.shapes import converted, dtype_of, tangent_like, varying
+from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.runtime.callers import user_line
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.transforms.derivatives.forward import pushed
+from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.rules import CALLS
+from meshard.transforms.flow.control_flow import while_loop
+from meshard.transforms.flow.scans import scan
+from meshard.transforms.program.calls import (
+    ArrayCall,
+    ConstraintCall,
+    ForCall,
+    MakeCall,
+    ScanCall,
+    ShardMapCall,
+    SwitchCall,
+    WhileCall,
+    WholeCall,
+)
+from meshard.transforms.program.program import Call, Program, evaluate
+
+Flat = Callable[..., list[Any]]
+
+
+class CallRule:
+    """The derivative of one kind of call."""
+
+    def of(self, call: Call) -> Derivative:
+        """Return the derivative of a call."""
+        raise NotImplementedError
+
+    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+        """Run a call; return its results and what is kept for the way back."""
+        return call.run(values), None
+
+
+# values: cotangents and tangents where all must be there
+
+
+def _full(found: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """Return values with zeros for those that are None, none for what cannot change."""
+    return [
+        zeros_like(x) if g is None else g
+        for g, x in zip(found, like, strict=True)
+        if differentiable(x)
+    ]
+
+
+def _spread(found: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+    """Return the values of `_full` at the places of those that can change; None elsewhere."""
+    rest = iter(found)
+    return [next(rest) if differentiable(x) else None for x in like]
+
+
+def _moving(values: Sequence[Any]) -> list[Any]:
+    return [x for x in values if differentiable(x)]
+
+
+def _rejoined(values: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
+    """Return values with those that can change replaced."""
+    rest = iter(moving)
+    return [next(rest) if differentiable(x) else x for x in values]
+
+
+def back_through(name: str, f: Flat, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Run a function and pull cotangents back; return those of arguments that can change."""
+    results, back = followed(name, f, values)
+    given = _spread(cotangents, results)
+    return _full(back(given), values)
+
+
+def forth_through(
+    name: str, f: Flat, values: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Run a function with tangents; return its results and the tangents of those that can change.
+
+    Args:
+        name: what messages call it.
+        f: the function.
+        values: its arguments.
+        tangents: those of the arguments that can change.
+    """
+    results, found = pushed(name, f, values, _spread(tangents, values))
+    return results, _full(found, results)
+
+
+# what is laid out, made, or put off
+
+
+@final
+class _Constraint(CallRule, Derivative):
+    def of(self, call: Call) -> Derivative:
+        return self
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        return site.again(tangents[0])
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        return site.again(cotangents[0])
+
+
+@final
+class _Number(CallRule, Derivative):
+    def of(self, call: Call) -> Derivative:
+        return self
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        return [tangent_like(tangents[0], site.y)]
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        return [converted(cotangents[0], dtype_of(site.x))]
+
+
+@final
+class _Made(CallRule):
+    def of(self, call: Call) -> Derivative:
+        return FLAT
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Whole(Derivative):
+    call: WholeCall
+
+    def _late(self, name: str, f: Flat, *operands: Any) -> list[Any]:
+        call = at_run_time if self.call.values else when_laid_out
+        found: list[Any] = call(f"{self.call.name} ({name})", f, *operands)
+        return found
+
+    def _function(self, *given: Any) -> list[Any]:
+        found = self.call.function(*given, **self.call.params)
+        return list(found) if self.call.several else [found]
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        own, count = list(site.operands), len(site.operands)
+
+        def forth(*given: Any) -> list[Any]:
+            return forth_through(self.call.name, self._function, given[:count], given[count:])[1]
+
+        given = [as_array(x) for x in own]
+        found = self._late("tangents", forth, *given, *_full(tangents, given))
+        return _spread(found, site.results)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        count = len(site.operands)
+
+        def back(*given: Any) -> list[Any]:
+            return back_through(self.call.name, self._function, given[:count], given[count:])
+
+        given = [as_array(x) for x in site.operands]
+        found = self._late("back", back, *given, *_full(cotangents, site.results))
+        return _spread(found, given)
+
+
+@final
+class _Wholes(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, WholeCall)
+        return _Whole(call)
+
+
+# loops
+
+
+def _added(totals: Sequence[Any], more: Sequence[Any]) -> list[Any]:
+    return [bind("add", a, b) for a, b in zip(totals, more, strict=True)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """A loop over positions: what a turn does.
+
+    Attributes:
+        name: what messages call it.
+        turn: from ``(captured, carry, x)`` to the next carry and the results of a position.
+        captured: the values of the code around it.
+        carry: the first carry.
+        xs: the arrays, one position of which each turn gets.
+        length: the number of positions.
+        reverse: whether it begins with the last.
+    """
+
+    name: str
+    turn: Callable[[Values, Values, Values], tuple[list[Any], list[Any]]]
+    captured: list[Any]
+    carry: list[Any]
+    xs: list[Any]
+    length: int
+    reverse: bool
+
+    def flat(self, *values: Any) -> list[Any]:
+        """Return the next carry and the results, given all that a turn reads."""
+        a, b = len(self.captured), len(self.captured) + len(self.carry)
+        after, results = self.turn(values[:a], values[a:b], values[b:])
+        return [*after, *results]
+
+    def saved(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Run it; return the last carry, the results, and the carries that the turns began with."""
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
+            after, results = self.turn(self.captured, carry, x)
+            return after, (results, carry)
+
+        last, (results, carries) = self._scan(step, self.carry, self.xs, self.reverse)
+        return last, results, carries
+
+    def _scan(self, step: Any, carry: Any, xs: Any, reverse: bool) -> Any:
+        return scan(step, carry, xs, length=self.length, reverse=reverse)
+
+    def forth(self, tangents: Values) -> list[Any]:
+        """Return the tangents of the last carry and of the results, that can change."""
+        captured, carry = len(self.captured), len(self.carry)
+        moved = list(tangents)
+        own = moved[:captured]
+        first = _full(moved[captured : captured + carry], self.carry)
+        rows = _full(moved[captured + carry :], self.xs)
+        own = _full(own, self.captured)
+
+        def step(state: Any, x: Any) -> Any:
+            values, t = state
+            given, t_x = x
+            every = [*self.captured, *values, *given]
+            found, moved = forth_through(self.name, self.flat, every, [*own, *t, *t_x])
+            after, results = found[:carry], found[carry:]
+            count = len(_moving(after))
+            return (after, moved[:count]), (results, moved[count:])
+
+        (_, last), (_, results) = self._scan(
+            step, (self.carry, first), (self.xs, rows), self.reverse
+        )
+        return [*last, *results]
+
+    def back(self, carries: list[Any], cotangents: Values) -> list[Any]:
+        """Return the cotangents of what is captured, of the first carry and of the arrays."""
+        count = len(_moving(self.carry))
+        last, results = list(cotangents[:count]), list(cotangents[count:])
+        totals = [zeros_like(x) for x in _moving(self.captured)]
+
+        def step(state: Any, x: Any) -> Any:
+            own, g = state
+            carry, given, g_y = x
+            every = [*self.captured, *carry, *given]
+            found = back_through(self.name, self.flat, every, [*g, *g_y])
+            a, b = len(own), len(own) + len(g)
+            return (_added(own, found[:a]), found[a:b]), found[b:]
+
+        (totals, first), rows = self._scan(
+            step, (totals, last), (carries, self.xs, results), not self.reverse
+        )
+        return [*totals, *first, *rows]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Loop(Derivative):
+    """The derivative of a loop with a known number of turns.
+
+    Attributes:
+        turns: what it does.
+        head: how many operands come before those that its turns read.
+    """
+
+    turns: Callable[[Site], _Turns]
+    head: int = 0
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        turns = self.turns(site)
+        own = list(tangents)[self.head :]
+        count = len(turns.captured) + len(turns.carry) + len(turns.xs)
+        found = turns.forth([*own, *[None] * (count - len(own))])
+        return _spread(found, site.results)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        turns, carries = self.turns(site), site.params["kept"]
+        if carries is None:  # it ran as it is: in a body whose operations are only followed
+            carries = turns.saved()[2]
+        found = turns.back(carries, _full(cotangents, site.results))
+        return [None] * self.head + _spread(found, site.operands[self.head :])
+
+
+@final
+class _Scans(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, ScanCall)
+        return _Loop(lambda site: self._turns(call, site.operands))
+
+    @staticmethod
+    def _turns(call: ScanCall, operands: Values) -> _Turns:
+        captured, carry, xs = call.split_operands(operands)
+
+        def turn(own: Values, now: Values, x: Values) -> tuple[list[Any], list[Any]]:
+            found = evaluate(call.body, own, [*now, *x])
+            return found[: call.carried], found[call.carried :]
+
+        return _Turns(call.name, turn, captured, carry, xs, call.length, call.reverse)
+
+    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+        assert isinstance(call, ScanCall)
+        last, results, carries = self._turns(call, values).saved()
+        return [*last, *results], carries
+
+
+@final
+class _Fors(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, ForCall)
+        return _Loop(lambda site: self._turns(call, site.operands), 2)
+
+    @staticmethod
+    def _turns(call: ForCall, operands: Values) -> _Turns:
+        (lower, upper), captured, carry = call.split_operands(operands)
+        if not (isinstance(lower, int) and isinstance(upper, int)):
+            raise DerivativeError(_UNKNOWN.format("fori_loop", user_line()))
+        length = max(0, upper - lower)
+
+        def turn(own: Values, now: Values, x: Values) -> tuple[list[Any], list[Any]]:
+            return evaluate(call.body, own, [x[0], *now]), []
+
+        return _Turns(call.name, turn, captured, carry, [arange(lower, lower + length)], length, False)
+
+    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+        assert isinstance(call, ForCall)
+        bounds = call.split_operands(values)[0]
+        if not all(isinstance(x, int) for x in bounds):
+            raise DerivativeError(_UNKNOWN.format("fori_loop", user_line()))
+        last, _, carries = self._turns(call, values).saved()
+        return last, carries
+
+
+_UNKNOWN = (
+    "{0} at {1} cannot be differentiated backwards: how many turns it takes is only known when it "
+    "runs, and each must be kept. Use lax.scan, or lax.fori_loop with Python integers for bounds; "
+    "jvp and jacfwd take such a loop."
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _While(Derivative):
+    call: WhileCall
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        first, own, init = self.call.split_operands(site.operands)
+        _, t_own, t_init = self.call.split_operands(list(tangents))
+        own_moves, moves = _full(t_own, own), _full(t_init, init)
+
+        def holds(state: Any) -> Any:
+            return evaluate(self.call.cond, first, state[0])[0]
+
+        def turn(state: Any) -> Any:
+            carry, t = state
+            return forth_through(
+                self.call.name,
+                lambda *given: evaluate(self.call.body, given[: len(own)], given[len(own) :]),
+                [*own, *carry],
+                [*own_moves, *t],
+            )
+
+        _, found = while_loop(holds, turn, (init, moves))
+        return _spread(found, site.results)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        raise DerivativeError(_UNKNOWN.format("while_loop", user_line()))
+
+
+@final
+class _Whiles(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, WhileCall)
+        return _While(call)
+
+
+# branches
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Switch(Derivative):
+    call: SwitchCall
+
+    def _branches(self, make: Callable[[Flat, int], Flat], counts: Sequence[int]) -> list[Flat]:
+        found = []
+        for k, program in enumerate(self.call.branches):
+            start = sum(counts[:k])
+
+            def flat(
+                *given: Any, program: Program = program, start: int = start, own: int = counts[k]
+            ) -> list[Any]:
+                every = sum(counts)
+                return evaluate(program, given[start : start + own], given[every:])
+
+            found.append(make(flat, k))
+        return found
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        number, captured, args = self.call.split_operands(site.operands)
+        values = [*[x for own in captured for x in own], *args]
+        moves = _full(list(tangents)[1:], values)
+
+        def make(flat: Flat, k: int) -> Flat:
+            def branch(*given: Any) -> list[Any]:
+                found, t = forth_through(
+                    self.call.name, flat, given[: len(values)], given[len(values) :]
+                )
+                return t
+
+            return branch
+
+        branches = self._branches(make, [len(own) for own in captured])
+        found = self.call.choose(number, branches, *values, *moves)
+        return _spread(found, site.results)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        number, captured, args = self.call.split_operands(site.operands)
+        values = [*[x for own in captured for x in own], *args]
+
+        def make(flat: Flat, k: int) -> Flat:
+            def branch(*given: Any) -> list[Any]:
+                return back_through(
+                    self.call.name, flat, given[: len(values)], given[len(values) :]
+                )
+
+            return branch
+
+        branches = self._branches(make, [len(own) for own in captured])
+        given = _full(cotangents, site.results)
+        found = self.call.choose(number, branches, *values, *given)
+        return [None, *_spread(found, values)]
+
+
+@final
+class _Switches(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, SwitchCall)
+        return _Switch(call)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Mapped(Derivative):
+    """The derivative of a `shard_map`: one of more values, whose specs are those that there were."""
+
+    call: ShardMapCall
+
+    def _body(self, count: int) -> Flat:
+        """Return the body as a function of what it captures, too."""
+        return lambda *cells: evaluate(self.call.body, cells[:count], cells[count:])
+
+    def _specs(self, captured: Sequence[Any]) -> list[PartitionSpec]:
+        return [*[PartitionSpec()] * len(captured), *self.call.in_specs]
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        captured, _ = self.call.split_operands(site.operands)
+        ins, count = self._specs(captured), len(site.operands)
+        moves = _full(tangents, site.operands)
+        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
+        outs = [
+            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
+        ]
+        body = self._body(len(captured))
+
+        def forth(*cells: Any) -> list[Any]:
+            return forth_through(self.call.name, body, cells[:count], cells[count:])[1]
+
+        mapped = self.call.remapped((*ins, *own), outs, forth)
+        return _spread(mapped(*site.operands, *moves), site.results)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        captured, _ = self.call.split_operands(site.operands)
+        ins, count = self._specs(captured), len(site.operands)
+        given = _full(cotangents, site.results)
+        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
+        outs = [
+            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
+        ]
+        body = self._body(len(captured))
+
+        def back(*cells: Any) -> list[Any]:
+            results, pull = followed(self.call.name, body, cells[:count])
+            told = [
+                _once(g, y, s)
+                for g, y, s in zip(cells[count:], _moving(results), outs, strict=True)
+            ]
+            return _full(pull(_spread(told, results)), cells[:count])
+
+        mapped = self.call.remapped((*ins, *outs), own, back)
+        return _spread(mapped(*site.operands, *given), site.operands)
+
+
+def _once(g: Any, y: Any, spec: PartitionSpec) -> Any:
+    """Return a cotangent on the first device only along axes of which the spec takes only that."""
+    named = {a for dim in spec.axes(g.ndim) for a in dim}
+    rest = tuple(sorted(varying(y) - named))
+    if not rest:
+        return g
+    return bind("where", bind("equal", bind("axis_index", axes=rest), 0), g, 0)
+
+
+@final
+class _Maps(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, ShardMapCall)
+        return _Mapped(call)
+
+
+CALLS.update(
+    {
+        ShardMapCall: _Maps(),
+        ConstraintCall: _Constraint(),
+        ArrayCall: _Number(),
+        MakeCall: _Made(),
+        WholeCall: _Wholes(),
+        ScanCall: _Scans(),
+        ForCall: _Fors(),
+        WhileCall: _Whiles(),
+        SwitchCall: _Switches(),
+    }
+)

@@ -1,0 +1,295 @@
+"""Derivatives of functions, by the names of JAX: `grad`, `vjp`, `jvp` and what is made of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
+from meshard.algebra.arguments import flag_of
+from meshard.errors import ArgumentError, TreeError
+from meshard.ops.array.create import ones_like, zeros_like
+from meshard.runtime import trees
+from meshard.transforms.derivatives.arguments import (
+    Flattened,
+    check_input,
+    check_result,
+    check_tree,
+    check_types,
+    checked_function,
+    float0_like,
+    name_of,
+    numbers_of,
+    places_of,
+    strong,
+)
+from meshard.transforms.derivatives.forward import pushed
+from meshard.transforms.derivatives.laid_out import laid_like
+from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.reverse import followed
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """Return a function that computes the gradient of another.
+
+    Args:
+        fun: a function that returns one real number. It may use whatever jit takes, loops,
+            `shard_map` and collectives; called without jit it sees values, so that a Python ``if``
+            works.
+        argnums: the argument, or arguments, with respect to which it is differentiated: trees of
+            float arrays.
+        has_aux: whether it returns a pair, of the number and a tree that is passed on.
+        holomorphic: whether it is a holomorphic function of complex numbers.
+        allow_int: whether arguments of integers are taken; their gradient has the dtype float0.
+        reduce_axes: accepted as in JAX, and empty.
+
+    Returns:
+        A function of the same arguments that returns the gradient: a tree like the argument, or a
+        tuple of these if ``argnums`` is a sequence; with ``has_aux`` a pair of it and the rest.
+        Each gradient has the shape, dtype and sharding of its argument.
+
+    Raises:
+        ArgumentError: if an option is wrong. The function that is returned raises `DtypeError` for
+            arguments or results that are not floats, `ShapeError` if the result is not one number,
+            and `DerivativeError` where an operation has no derivative.
+
+    Source: the semantics are those of ``jax.grad``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> meshard.grad(lambda x: mnp.sum(x**3))(mnp.arange(3.0)).tolist()
+    [0.0, 3.0, 12.0]
+    """
+    both = _value_and_grad(
+        "grad", fun, argnums, has_aux, holomorphic, allow_int=allow_int, reduce_axes=reduce_axes
+    )
+
+    @_like(fun, "gradient")
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """Return a function that computes the value of another and its gradient.
+
+    Args and raises: as `grad`.
+
+    Returns:
+        A function that returns a pair of what ``fun`` returns, and the gradient.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> value, slope = meshard.value_and_grad(lambda x: x * x)(3.0)
+    >>> float(value), float(slope)
+    (9.0, 6.0)
+    """
+    return _value_and_grad(
+        "value_and_grad",
+        fun,
+        argnums,
+        has_aux,
+        holomorphic,
+        allow_int=allow_int,
+        reduce_axes=reduce_axes,
+    )
+
+
+def _value_and_grad(
+    what: str,
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    holomorphic: bool,
+    *,
+    allow_int: bool,
+    reduce_axes: Sequence[str],
+) -> Callable[..., Any]:
+    f = checked_function(fun, what)
+    numbers = numbers_of(argnums, what)
+    has_aux = flag_of(has_aux, what, "has_aux")
+    holomorphic = flag_of(holomorphic, what, "holomorphic")
+    allow_int = flag_of(allow_int, what, "allow_int")
+    if tuple(reduce_axes):
+        raise ArgumentError(
+            f"{what}: reduce_axes={reduce_axes!r} is not supported; sum inside the function with "
+            "lax.psum."
+        )
+
+    @_like(fun, "value and gradient")
+    def both(*args: Any, **kwargs: Any) -> Any:
+        places = places_of(numbers, len(args), what)
+        flat = Flattened.of(what, f, args, kwargs, places, has_aux)
+        check_input(what, flat, holomorphic, allow_int)
+        results, back = followed(f"{what} of {flat.name!r}", flat, flat.leaves)
+        own, aux = flat.split(results)
+        check_result(what, flat, own, holomorphic)
+        found = back([ones_like(own[0]), *[None] * (len(results) - 1)])
+        tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
+        gradient = tree if isinstance(argnums, (tuple, list)) else tree[0]
+        value = trees.unflatten(flat.out_tree, own)
+        return ((value, aux) if has_aux else value), gradient
+
+    return both
+
+
+def _like(fun: Any, what: str) -> Callable[[F], F]:
+    """Return a decorator that gives a function the name and docstring of the one it differentiates."""
+
+    def decorate(function: F) -> F:
+        functools.update_wrapper(function, fun)
+        function.__doc__ = f"The {what} of {name_of(fun)!r}. {getattr(fun, '__doc__', '') or ''}"
+        return function
+
+    return decorate
+
+
+def _cotangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Return cotangents laid out like the values; zeros, or those of integers, where there is none."""
+    made = []
+    for g, x in zip(found, values, strict=True):
+        if not differentiable(x):
+            made.append(float0_like(x))
+        elif g is None:
+            made.append(zeros_like(strong(x)))
+        else:
+            made.append(laid_like(g, x))
+    return made
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Any = ()) -> Any:
+    """Call a function, and return a function that pulls cotangents back through it.
+
+    Args:
+        fun: the function, from trees to a tree of arrays.
+        primals: its arguments.
+        has_aux: whether it returns a pair, of the results and a tree that is passed on.
+        reduce_axes: accepted as in JAX, and empty.
+
+    Returns:
+        The results, and a function from cotangents, a tree like the results, to a tuple of
+        cotangents of the arguments; with ``has_aux`` also what is passed on. Those of integers and
+        bools have the dtype float0. The function may be called more than once.
+
+    Raises:
+        DerivativeError: if an operation has no derivative backwards. The function that is returned
+            raises `TreeError`, `ShapeError` and `DtypeError` for cotangents that do not fit.
+
+    Source: the semantics are those of ``jax.vjp``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> y, back = meshard.vjp(lambda x: x * mnp.arange(3.0), 2.0)
+    >>> float(back(mnp.ones(3))[0])
+    3.0
+    """
+    f = checked_function(fun, "vjp")
+    has_aux = flag_of(has_aux, "vjp", "has_aux")
+    if tuple(reduce_axes):
+        raise ArgumentError("vjp: reduce_axes is not supported; sum inside with lax.psum.")
+    flat = Flattened.of("vjp", f, primals, {}, range(len(primals)), has_aux)
+    results, back = followed(f"vjp of {flat.name!r}", flat, flat.leaves)
+    own, aux = flat.split(results)
+    out_tree, rest = flat.out_tree, [None] * (len(results) - len(own))
+    what = f"vjp of {flat.name!r}"
+
+    def pull(*cotangents: Any) -> tuple[Any, ...]:
+        if len(cotangents) != 1:
+            raise ArgumentError(
+                f"{what}: what pulls back takes one argument, the tree of cotangents of the "
+                f"results, but {len(cotangents)} were passed."
+            )
+        leaves = check_tree(what, cotangents[0], out_tree, "cotangents")
+        given = check_types(what, leaves, own, lambda i: f"result {i}", "cotangent")
+        found = back([*given, *rest])
+        made: tuple[Any, ...] = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
+        return made
+
+    value = trees.unflatten(out_tree, own)
+    return (value, pull, aux) if has_aux else (value, pull)
+
+
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> Any:
+    """Call a function, and push tangents forward through it.
+
+    Args:
+        fun: the function, from trees to a tree of arrays.
+        primals: a tuple or list of its arguments.
+        tangents: a tuple or list of the same structure: how each argument changes. Those of
+            integers and bools have the dtype float0.
+        has_aux: whether it returns a pair, of the results and a tree that is passed on.
+
+    Returns:
+        The results and their tangents; with ``has_aux`` also what is passed on.
+
+    Raises:
+        ArgumentError: if ``primals`` or ``tangents`` is not a tuple or list.
+        TreeError: if their structures differ.
+        ShapeError: if the shape of a tangent is not that of its argument.
+        DtypeError: if the dtype is not.
+        DerivativeError: if an operation has no derivative.
+
+    Source: the semantics are those of ``jax.jvp``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> y, t = meshard.jvp(lambda x: x**2, (mnp.arange(3.0),), (mnp.ones(3),))
+    >>> t.tolist()
+    [0.0, 2.0, 4.0]
+    """
+    f = checked_function(fun, "jvp")
+    has_aux = flag_of(has_aux, "jvp", "has_aux")
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise ArgumentError(
+            "jvp: primal and tangent arguments must be tuples or lists, one entry for each "
+            f"argument; found {type(primals).__name__} and {type(tangents).__name__}."
+        )
+    flat = Flattened.of("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
+    what = f"jvp of {flat.name!r}"
+    leaves, structure = trees.flatten(tuple(tangents))
+    if structure != flat.tree:
+        raise TreeError(
+            f"{what}: primal and tangent arguments must have the same tree structure; primals "
+            f"have {flat.tree}, tangents have {structure}."
+        )
+    given = check_types(what, leaves, flat.leaves, flat.told, "tangent")
+    results, moved = pushed(what, flat, flat.leaves, given)
+    own, aux = flat.split(results)
+    value = trees.unflatten(flat.out_tree, own)
+    tangent = trees.unflatten(flat.out_tree, _tangents(moved[: len(own)], own))
+    return (value, tangent, aux) if has_aux else (value, tangent)
+
+
+def _tangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Return the tangents of results; zeros where there is none."""
+    return [
+        float0_like(y) if not differentiable(y) else zeros_like(y) if t is None else t
+        for t, y in zip(found, values, strict=True)
+    ]
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return a tree of values as constants: they have no derivative.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> float(meshard.grad(lambda x: x * meshard.lax.stop_gradient(x))(3.0))
+    3.0
+    """
+    raise NotImplementedError

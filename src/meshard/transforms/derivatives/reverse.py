@@ -1,0 +1,197 @@
+"""The way back: cotangents of a function's inputs from those of its results.
+
+In: a function and its arguments, flat. Out: its results, and a function that pulls cotangents back.
+What ran is kept on a tape, and gone through from its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total, zeros_like
+from meshard.runtime.doors import interpreting
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.derivatives.levels import Dual, Level, differentiable
+from meshard.transforms.derivatives.rules import derivative_of, run_call
+from meshard.transforms.program.program import Call
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation on the tape.
+
+    Attributes:
+        site: what ran.
+        derivative: its derivative.
+        inputs: for each operand the number of the value that it was; None for a constant.
+        outputs: the same for each result.
+    """
+
+    site: Site
+    derivative: Derivative
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+
+
+@final
+class Reverse(Level):
+    """Keeps a tape of all operations that depend on its inputs.
+
+    Attributes:
+        tape: the operations, in order.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.tape: list[Node] = []
+        self._numbers: dict[int, tuple[Any, int]] = {}
+        self._count = 0
+
+    def _new(self, handle: Any) -> int:
+        self._count += 1
+        self._numbers[id(handle)] = handle, self._count
+        return self._count
+
+    def number(self, handle: Any) -> int | None:
+        """Return the number of a value; None for a constant."""
+        found = self._numbers.get(id(handle))
+        return None if found is None else found[1]
+
+    def knows(self, handle: Any) -> bool:
+        """Whether a value depends on the inputs."""
+        return id(handle) in self._numbers
+
+    def alias(self, fresh: Grid, old: Grid) -> None:
+        """Know a value of a body under a second identity."""
+        number = self.number(old)
+        if number is not None:
+            self._numbers[id(fresh)] = fresh, number
+
+    def input(self, value: Any) -> Any:
+        """Return an argument as a value of this level."""
+        if not differentiable(value):
+            return value
+        handle = self.entered(value)
+        self._new(handle)
+        return handle
+
+    def run_call(self, call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and what is kept for the way back."""
+        return run_call(call, values)
+
+    def follow(self, site: Site, call: Call | None, handles: Sequence[Any]) -> list[Any]:
+        """Put an operation on the tape."""
+        derivative = derivative_of(site, call)
+        if derivative is FLAT or not any(map(differentiable, site.results)):
+            return list(site.results)
+        made: list[Any] = []
+        outputs: list[int | None] = []
+        inputs = tuple(map(self.number, handles))
+        for result in site.results:
+            if differentiable(result):
+                handle = result if self.body is not None else Dual(self.recorder, result)
+                outputs.append(self._new(handle))
+                made.append(handle)
+            else:
+                outputs.append(None)
+                made.append(result)
+        self.tape.append(Node(site, derivative, inputs, tuple(outputs)))
+        return made
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Follow the operations within."""
+        try:
+            if self.body is None:
+                with interpreting(self):
+                    yield
+                return
+            body, before = self.body, self.body.recorder
+            body.recorder = self.recorder
+            try:
+                yield
+            finally:
+                body.recorder = before
+        finally:
+            self.recorder.closed = True
+
+
+def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
+    """Return the cotangents of an operation's operands."""
+    site, wanted = node.site, [n is not None for n in node.inputs]
+    whole = [
+        zeros_like(y) if g is None and n is not None else g
+        for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
+    ]
+    if not isinstance(node.derivative, Tangents):
+        return node.derivative.pull(site, whole, wanted)
+    places = [i for i, want in enumerate(wanted) if want]
+    derivative = node.derivative
+
+    def forward(*tangents: Any) -> list[Any]:
+        given: list[Any] = [None] * len(site.operands)
+        for i, t in zip(places, tangents, strict=True):
+            given[i] = t
+        return derivative.push(site, given)
+
+    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], whole)
+    result: list[Any] = [None] * len(site.operands)
+    for i, g in zip(places, found, strict=True):
+        result[i] = g
+    return result
+
+
+def transposed(
+    f: Callable[..., Sequence[Any]], zeros: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Return what the transpose of a linear function makes of cotangents; None for zero.
+
+    Args:
+        f: from values to a list of values, of which some may be None.
+        zeros: zeros of the types of its arguments.
+        cotangents: one for each result; those of results that are None are left out.
+    """
+    _, back = followed("a linear function", f, zeros)
+    return back(cotangents)
+
+
+def followed(
+    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Call a function; return its results, and what pulls cotangents back to its arguments.
+
+    Args:
+        name: what messages call it.
+        f: from flat values to flat values.
+        values: arrays and numbers. For those that are not differentiable there is no cotangent.
+    """
+    level = Reverse(name)
+    with level.active():
+        handles = [level.input(x) for x in values]
+        ends = list(f(*handles))
+    inputs = [level.number(h) for h in handles]
+    outputs = [level.number(h) for h in ends]
+    results = [level.left(h) for h in ends]
+    tape = level.tape
+
+    def back(cotangents: Sequence[Any]) -> list[Any]:
+        found: dict[int, Any] = {}
+
+        def add(number: int | None, g: Any) -> None:
+            if number is not None and g is not None:
+                found[number] = total([found.get(number), g])
+
+        for number, g in zip(outputs, cotangents, strict=True):
+            add(number, g)
+        for node in reversed(tape):
+            own = [None if n is None else found.pop(n, None) for n in node.outputs]
+            if any(g is not None for g in own):
+                for number, g in zip(node.inputs, pulled(node, own), strict=True):
+                    add(number, g)
+        return [None if n is None else found.get(n) for n in inputs]
+
+    return results, back

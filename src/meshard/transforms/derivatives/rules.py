@@ -1,0 +1,45 @@
+"""Where derivatives are found: those of rows, of what is put off, and of calls.
+
+In: what ran. Out: its derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshard.errors import DerivativeError
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused, Site
+from meshard.ops.derivatives.table import DERIVATIVES, LATE
+from meshard.runtime.callers import user_line
+from meshard.transforms.derivatives.collectives import COLLECTIVES
+from meshard.transforms.program.calls import WholeCall
+from meshard.transforms.program.program import Call
+
+CALLS: dict[type[Any], Any] = {}
+"""The derivative of each kind of call; written while this room is imported."""
+
+
+def derivative_of(site: Site, call: Call | None) -> Derivative:
+    """Return the derivative of what ran.
+
+    Raises:
+        DerivativeError: if it has none.
+    """
+    if call is None:
+        found = COLLECTIVES.get(site.name) or DERIVATIVES[site.name]
+    elif isinstance(call, WholeCall) and site.name in LATE:
+        found = LATE[site.name]
+    else:
+        found = CALLS[type(call)].of(call)
+    if isinstance(found, Refused):
+        raise DerivativeError(f"{site.name} at {user_line()} has no derivative: {found.why}")
+    return found
+
+
+def run_call(call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Run a call; return its results and what is kept for its derivative."""
+    return CALLS[type(call)].run(call, values)
+
+
+__all__ = ["CALLS", "FLAT", "derivative_of", "run_call"]
