@@ -58,6 +58,7 @@ _PLACES = (
     ".meshard p{margin:2px 0;max-width:100ch;font-size:13px}"
     ".meshard p,.meshard th,.meshard summary{opacity:.78}"
     ".meshard .wide{overflow-x:auto;max-width:100%;margin:4px 0}"
+    ".meshard .wide>svg{min-width:var(--meshard-least)}"
     ".meshard table{border-collapse:collapse;font-size:13px;margin:0;border:0}"
     ".meshard tr{background:none}"
     ".meshard th,.meshard td{padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
@@ -131,9 +132,11 @@ def wide(*inside: str) -> Markup:
     return element("div", *inside, class_="wide")
 
 
-def preformatted(text: str) -> Markup:
-    """Return lines of text as they are, in a monospaced font."""
-    return element("pre", Markup("\n".join(map(xml_text, text.split("\n")))))
+def preformatted(text: str, *, most: int = 200) -> Markup:
+    """Return lines of text as they are, in a monospaced font; of very many the first."""
+    lines = text.split("\n")
+    rest = [f"… and {len(lines) - most:,} more lines"] * (len(lines) > most)
+    return element("pre", Markup("\n".join(map(xml_text, [*lines[:most], *rest]))))
 
 
 def folded(summary: str, *inside: str) -> Markup:
