@@ -20,12 +20,13 @@ import meshard
 from meshard import checkpoint
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
-from meshard.cli.output import is_terminal, print_json, print_table, print_text, warn
+from meshard.cli.output import print_json, print_table, print_text, warn
 from meshard.cli.written.notation import WrittenMesh
 from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError
 from meshard.mpi.launch import job_size
 from meshard.plan.captions import bytes_text, count_text, time_text
+from meshard.plan.show.terminal import is_terminal
 from meshard.weights.checkpoint.metadata import Metadata
 from meshard.weights.checkpoint.targets import format_of
 from meshard.weights.maps.keymap import KeyMap, Mapped
