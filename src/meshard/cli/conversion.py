@@ -26,7 +26,6 @@ from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError
 from meshard.mpi.launch import job_size
 from meshard.plan.captions import bytes_text, count_text, time_text
-from meshard.plan.show.terminal import is_terminal
 from meshard.weights.checkpoint.metadata import Metadata
 from meshard.weights.checkpoint.targets import format_of
 from meshard.weights.maps.keymap import KeyMap, Mapped
@@ -143,7 +142,7 @@ def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
         map=wish.key_map,
         overwrite=wish.overwrite,
         dry_run=dry_run,
-        progress=is_terminal() and not as_json and not dry_run,
+        progress=None,
         **wish.more,
     )
     seconds = None if dry_run else time.perf_counter() - start

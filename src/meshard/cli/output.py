@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,24 +63,6 @@ def _colored(text: str, color: str | None) -> str:
     """Return a padded text whose words are in a colour."""
     words = text.strip()
     return text.replace(words, click.style(words, fg=color)) if words and color else text
-
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, on process 0; what is yielded moves it on by some bytes."""
-    import meshard
-
-    if not is_terminal(sys.stderr) or meshard.process_index() != 0:
-        yield lambda nbytes: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda nbytes: bar.advance(task, nbytes)
 
 
 def print_json(value: Mapping[str, object]) -> None:

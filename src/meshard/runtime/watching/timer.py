@@ -57,7 +57,7 @@ def print0(
     if file is not None and not isinstance(file, Writable):
         raise ArgumentError(refusal(what, "file", "a file that can be written", file))
     world = here()
-    if world.process_index != world.processes[0]:
+    if world.process_index != world.first:
         return
     stream = sys.stdout if file is None else file
     try:
