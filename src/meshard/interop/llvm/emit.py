@@ -292,8 +292,12 @@ class _Function:
         index = tuple([(d, 1, 0) for d in range(len(shape))])
 
         def body(loops: Sequence[str]) -> None:
+            # All before any is stored: an output may be written over an input that others read.
             for node in nodes:
-                self._store(node, index, self._computed(node, index, loops), loops)
+                own = self._computed(node, index, loops)
+                self._values[id(node), _aligned(node, index)] = own
+            for node in nodes:
+                self._store(node, index, self._values[id(node), index], loops)
 
         for box in _boxes(nodes, shape, index, self._table.holds):
             self._over(box, body, not any(isinstance(x, Place) for x in nodes))
