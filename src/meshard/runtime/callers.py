@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from types import CodeType
 
+from meshard.algebra.boundary import is_library
+
 _stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
 
-_OURS = ("meshard", "optree", "contextlib", "functools")
-_USERS = ("meshard.examples", "meshard.cli")
+_CALLED = ("optree", "contextlib", "functools")
+_USERS = "meshard.cli"
 
 
 def user_line() -> str:
@@ -56,4 +58,6 @@ def line_of(code: CodeType, place: int) -> int:
 
 def is_ours(module: str) -> bool:
     """Whether a module's frames are the library's own."""
-    return module.partition(".")[0] in _OURS and not module.startswith(_USERS)
+    if is_library(module):
+        return not module.startswith(_USERS)
+    return module.partition(".")[0] in _CALLED

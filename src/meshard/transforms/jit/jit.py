@@ -16,6 +16,7 @@ from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, 
 import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
+from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError
@@ -161,6 +162,7 @@ def jit(
 pjit = jit
 
 
+@bounded
 @final
 class Jitted(Generic[P, R]):
     """What `jit` returns."""
