@@ -18,6 +18,7 @@ from meshard.algebra.arguments import count_of, items_of, names_of, refusal, sha
 from meshard.algebra.boundary import bounded
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.frozen import Frozen
+from meshard.algebra.pictured import HasDrawing
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 
@@ -61,7 +62,7 @@ def _axis_types(
 
 
 @final
-class Mesh(Frozen, contextlib.ContextDecorator):
+class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
     """An N-D arrangement of devices with named axes.
 
     Args:
