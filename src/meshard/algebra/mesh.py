@@ -17,6 +17,7 @@ import numpy as np
 from meshard.algebra.arguments import count_of, items_of, names_of, refusal, shape_of, shown
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.frozen import Frozen
+from meshard.algebra.pictured import HasDrawing
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShapeError, ShardingError
 
@@ -60,7 +61,7 @@ def _axis_types(
 
 
 @final
-class Mesh(Frozen, contextlib.ContextDecorator):
+class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
     """An N-D arrangement of devices with named axes.
 
     Args:

@@ -27,6 +27,7 @@ from meshard.algebra.layout import (
     listed_cuts,
 )
 from meshard.algebra.mesh import Mesh
+from meshard.algebra.pictured import HasDrawing
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IndivisibleError, ShardingError, SpecError
 
@@ -53,7 +54,7 @@ def device_tensor(
 
 
 @final
-class NamedSharding(Frozen, Sharding):
+class NamedSharding(Frozen, HasDrawing, Sharding):
     """A mesh and the spec that says which dims are split over which of its axes.
 
     Args:

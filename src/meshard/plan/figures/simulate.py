@@ -411,5 +411,5 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     for first, *middle, last in rows:
         cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:], strict=False)]
         line = "  ".join([first.ljust(widths[0]), *cells, last]).rstrip()
-        found.append(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…")
+        found.append(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}...")
     return found

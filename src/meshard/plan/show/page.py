@@ -23,8 +23,8 @@ COLORS = {
 }
 LIGHT, DARK = ({kind: both[i] for kind, both in COLORS.items()} for i in (0, 1))
 
-# How pages say that they are light or dark: Furo and other Sphinx themes, JupyterLab and its exports,
-# VS Code, Colab. Next to ``:where`` all rules weigh the same, so that the last one decides.
+# How pages say that they are light or dark: Furo and other themes of Sphinx, JupyterLab and its
+# exports, VS Code, Colab. Next to ``:where`` all rules weigh the same: the last one decides.
 _SAID_LIGHT = (
     "[data-theme=light],[data-jp-theme-light=true],.vscode-light,.vscode-high-contrast-light,"
     "html[theme]:not([theme=dark])"
@@ -55,9 +55,9 @@ _PLACES = (
     f".meshard{{font:14px/1.45 {FONT};color:inherit}}"
     ".meshard h2{font-size:16px;line-height:1.35;font-weight:600;margin:0 0 4px;color:inherit}"
     ".meshard h3{font-size:14px;font-weight:600;margin:20px 0 6px;color:inherit}"
-    ".meshard p{margin:2px 0;max-width:75ch;font-size:13px}"
+    ".meshard p{margin:2px 0;max-width:100ch;font-size:13px}"
     ".meshard p,.meshard th,.meshard summary{opacity:.78}"
-    ".meshard .wide{overflow-x:auto;max-width:100%}"
+    ".meshard .wide{overflow-x:auto;max-width:100%;margin:4px 0}"
     ".meshard table{border-collapse:collapse;font-size:13px;margin:0;border:0}"
     ".meshard tr{background:none}"
     ".meshard th,.meshard td{padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
@@ -129,6 +129,16 @@ def number_text(value: float) -> str:
 def wide(*inside: str) -> Markup:
     """Return an element that scrolls by itself if it is wider than the page."""
     return element("div", *inside, class_="wide")
+
+
+def preformatted(text: str) -> Markup:
+    """Return lines of text as they are, in a monospaced font."""
+    return element("pre", Markup("\n".join(map(xml_text, text.split("\n")))))
+
+
+def folded(summary: str, *inside: str) -> Markup:
+    """Return an element that shows its content when the reader asks for it."""
+    return element("details", element("summary", summary), *inside)
 
 
 def fragment(title: str, *parts: str) -> Markup:

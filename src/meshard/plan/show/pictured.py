@@ -1,22 +1,23 @@
-"""Values with a picture: the verbs that show one in a notebook and write it as a page or a drawing.
+"""Values with a picture: a page of parts, or one drawing.
 
-In: a value that says its title and the parts of its picture. Out: HTML, SVG and files, whole in
-themselves. What makes them is imported when somebody looks.
+In: a value that says its title and the parts of its picture, or a mesh or sharding of the floor
+below. Out: what `HasPage` and `HasDrawing` ask for. What makes pictures is imported when somebody
+looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast, final
 
-from meshard.algebra.arguments import path_of
+from meshard.algebra.pictured import HasDrawing, HasPage, install_pictures
 
 if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
 
 
-class Pictured:
+class Pictured(HasPage):
     """A value that is shown as a page: define `_title` and `_parts`."""
 
     __slots__ = ()
@@ -29,33 +30,8 @@ class Pictured:
         """Yield what stands below the headline."""
         raise NotImplementedError
 
-    def to_html(self) -> str:
-        """Return an HTML page of this, in one piece: nothing is loaded from elsewhere."""
-        from meshard.plan.show.page import fragment, whole_page
 
-        title = self._title()
-        return whole_page(title, fragment(title, *self._parts()))
-
-    def save_html(self, path: str | Path) -> Path:
-        """Write the page of `to_html` to a file.
-
-        Returns:
-            The path written.
-
-        Raises:
-            ArgumentError: if ``path`` is not a path.
-            OSError: if the file cannot be written; an existing file then stays as it was.
-        """
-        return _written(self, path, "save_html", self.to_html)
-
-    def _repr_html_(self) -> str:
-        """Return the element that a notebook shows."""
-        from meshard.plan.show.page import fragment
-
-        return fragment(self._title(), *self._parts())
-
-
-class Drawn(Pictured):
+class Drawn(Pictured, HasDrawing):
     """A value whose picture is one drawing: define `_title` and `_svg`, and more in `_parts`."""
 
     __slots__ = ()
@@ -70,34 +46,58 @@ class Drawn(Pictured):
 
         yield wide(self._svg())
 
-    def to_svg(self) -> str:
-        """Return the drawing as one ``<svg>`` element, in one piece.
 
-        It is light or dark as the page says that it is put into, and where none says, as the
-        reader's system is.
-        """
+class _Shown(Protocol):
+    """What shows a value: the value itself, or what stands for a mesh or a sharding."""
+
+    def _title(self) -> str: ...
+    def _parts(self) -> Iterator[Markup]: ...
+
+
+class _ShownDrawn(_Shown, Protocol):
+    def _svg(self) -> Markup: ...
+
+
+@final
+class _Sheet:
+    """The picture of a value."""
+
+    def __init__(self, value: _Shown) -> None:
+        self._value = value
+
+    def fragment(self) -> str:
+        """Return one element, with its style sheet."""
+        from meshard.plan.show.page import fragment
+
+        return fragment(self._value._title(), *self._value._parts())
+
+    def page(self) -> str:
+        """Return a whole page around the element that a notebook shows."""
+        from meshard.plan.show.page import Markup, whole_page
+
+        return whole_page(self._value._title(), Markup(self.fragment()))
+
+    def svg(self) -> str:
+        """Return the drawing, with its style sheet and a title."""
         from meshard.plan.show.svg import standalone
 
-        return standalone(self._svg(), self._title())
+        value = cast("_ShownDrawn", self._value)  # it has the verb, so it has the drawing
+        return standalone(value._svg(), value._title())
 
-    def save_svg(self, path: str | Path) -> Path:
-        """Write the drawing of `to_svg` to a file.
+    def write(self, path: Path, text: str, what: str) -> None:
+        """Write a file."""
+        from meshard.plan.file.files import write_text
 
-        Returns:
-            The path written.
-
-        Raises:
-            ArgumentError: if ``path`` is not a path.
-            OSError: if the file cannot be written; an existing file then stays as it was.
-        """
-        return _written(self, path, "save_svg", self.to_svg)
+        write_text(path, text, what)
 
 
-def _written(value: Pictured, path: str | Path, verb: str, make: Callable[[], str]) -> Path:
-    """Write what a method makes, once the path is known to be one."""
-    from meshard.plan.file.files import write_text
+def _pictured(value: object) -> _Sheet:
+    """Return the picture of a value; those of the floor below are drawn here."""
+    if isinstance(value, Pictured):
+        return _Sheet(value)
+    from meshard.plan.show.mesh_svg import shown_mesh
 
-    what = f"{type(value).__name__}.{verb}"
-    target = path_of(path, what)
-    write_text(target, make(), what)
-    return target
+    return _Sheet(shown_mesh(value))
+
+
+install_pictures(_pictured)

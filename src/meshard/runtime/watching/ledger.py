@@ -81,11 +81,11 @@ class Ledger:
         if not self.records:
             return "no communication"
         count = len(self.records)
-        return (
-            f"{records_table(self.records)}\n{count:,} communication{'s' if count > 1 else ''}, "
-            f"{self.total_bytes:,} bytes over all devices, at most {self.bytes_per_device:,} on "
-            "one device"
+        note = (
+            f"{count:,} communication{'s' if count > 1 else ''}, {self.total_bytes:,} bytes over "
+            f"all devices, at most {self.bytes_per_device:,} on one device"
         )
+        return records_table(self.records, note)
 
     def __repr__(self) -> str:
         return f"Ledger({len(self.records)} communications, {self.total_bytes} bytes)"

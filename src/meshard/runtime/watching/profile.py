@@ -135,7 +135,7 @@ class Profile:
             f"{sum(_moved(events) for _, events in lines):,} bytes between devices"
         )
         head = ("line", "what", "count", "time", "share", "bytes")
-        return Table(head, rows, "<<>>>>", notes).text()
+        return Table(head, rows, "<<>>>>", notes, spare=("count", "bytes")).text()
 
     def __repr__(self) -> str:
         return f"Profile({len(self._events)} events, {time_text(self.seconds)})"
