@@ -166,8 +166,6 @@ def always_large(monkeypatch):
     st.randoms(use_true_random=False),
 )
 def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, choice):
-    from meshard.interop.llvm import compiler as llvm
-
     def f(x):
         values = [x, x * 0.5]
         for name, k in zip(names, picks, strict=True):
@@ -182,16 +180,59 @@ def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, ch
         data[data < -2] = -np.inf
         x = put(data, *spec, uneven="balanced")
         with np.errstate(all="ignore"):
-            jitted = meshard.jit(f)
-            with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
-                first = [whole(one) for one in jitted(x)]
-                behind.finish()
-                second = [whole(one) for one in jitted(x)]
+            first, second = compiled_and_not(f, x)
         for one, other in zip(first, second, strict=True):
             lost = np.isnan(one)  # a NaN is a NaN, whatever its sign
             np.testing.assert_array_equal(lost, np.isnan(other))
             assert np.where(lost, 0, one).tobytes() == np.where(lost, 0, other).tobytes()
         assert whole(x).tobytes() == data.tobytes()
+
+    alone(body)
+
+
+def compiled_and_not(f, x):
+    """Return what NumPy gives, and what a compiled program gives."""
+    from meshard.interop.llvm import compiler as llvm
+
+    meshard.config.update("jit_compiler", "numpy")
+    expected = [whole(one) for one in meshard.tree.leaves(meshard.jit(f)(x))]
+    meshard.config.update("jit_compiler", "auto")
+    jitted = meshard.jit(f)
+    with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+        jitted(x)
+        behind.finish()
+        return expected, [whole(one) for one in meshard.tree.leaves(jitted(x))]
+
+
+@pytest.mark.usefixtures("always_large")
+def test_no_output_is_written_over_an_input_that_another_of_its_loop_reads():
+    def f(x):
+        half = x * 0.5
+        first = mnp.tanh(half - x.sum(axis=0)) - x  # may take the place of `half`
+        second = first + half
+        return second.T, first
+
+    def body():
+        for shape in [(4, 8), (1, 9)]:  # one row: values at their own place are read as broadcast
+            x = put(normal(*shape))
+            for one, other in zip(*compiled_and_not(f, x), strict=True):
+                assert one.tobytes() == other.tobytes()
+
+    alone(body)
+
+
+@pytest.mark.usefixtures("always_large")
+def test_cells_that_numpy_runs_after_all_find_their_inputs_as_they_were():
+    def f(x):
+        both = x * 0.5 + x
+        moved = (both.T + 1).T * x  # of values between segments, which may be written over
+        return (mnp.tanh(moved) - moved) * both / (1 + abs(moved).sum(axis=1, keepdims=True))
+
+    def body():
+        # The last cell holds no row: it has no program, so NumPy runs all four.
+        x = put(normal(3, 8), "i", uneven="balanced")
+        (one,), (other,) = compiled_and_not(f, x)
+        assert one.tobytes() == other.tobytes()
 
     alone(body)
 

@@ -93,7 +93,7 @@ class BoxSharding(Sharding):
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{d!r}: {b}" for d, b in list(self._boxes.items())[:4])
-        more = f", … {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
+        more = f", ... {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
         return f"BoxSharding({self.global_shape}, {{{shown}{more}}})"
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from meshard.algebra.arguments import shown
+from meshard.algebra.boundary import context
 from meshard.errors import ArgumentError, BudgetError
 from meshard.plan.captions import bytes_text, read_size
 from meshard.plan.file.json_values import fields
@@ -85,11 +86,11 @@ class Ledger(Drawn):
         if not self.records:
             return "no communication"
         count = len(self.records)
-        return (
-            f"{records_table(self.records)}\n{count:,} communication{'s' if count > 1 else ''}, "
-            f"{self.total_bytes:,} bytes over all devices, at most {self.bytes_per_device:,} on "
-            "one device"
+        note = (
+            f"{count:,} communication{'s' if count > 1 else ''}, {self.total_bytes:,} bytes over "
+            f"all devices, at most {self.bytes_per_device:,} on one device"
         )
+        return records_table(self.records, note)
 
     def __repr__(self) -> str:
         return f"Ledger({len(self.records)} communications, {self.total_bytes} bytes)"
@@ -166,7 +167,7 @@ class Ledger(Drawn):
             self._received[device] = self._received.get(device, 0) + count
 
 
-@contextlib.contextmanager
+@context
 def ledger() -> Iterator[Ledger]:
     """Record what operations, reshards and collectives move, within a ``with`` statement.
 
@@ -189,7 +190,7 @@ def ledger() -> Iterator[Ledger]:
         yield log
 
 
-@contextlib.contextmanager
+@context
 def budget(
     limit: int | str | None = None, *, per_device: int | str | None = None
 ) -> Iterator[Ledger]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.arguments import path_of
+from meshard.algebra.boundary import context
 from meshard.plan.captions import count_text, time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.show.pictured import Drawn
@@ -143,7 +144,7 @@ class Profile(Drawn):
             f"{sum(_moved(events) for _, events in lines):,} bytes between devices"
         )
         head = ("line", "what", "count", "time", "share", "bytes")
-        return Table(head, rows, "<<>>>>", notes)
+        return Table(head, rows, "<<>>>>", notes, spare=("count", "bytes"))
 
     def _title(self) -> str:
         return f"Profile: {count_text(len(self._events), 'event')} in {time_text(self.seconds)}"
@@ -240,7 +241,7 @@ def _task_name(task: Any) -> str:
     return name.lstrip("_")
 
 
-@contextlib.contextmanager
+@context
 def profile(path: str | Path | None = None) -> Iterator[Profile]:
     """Record what runs within a ``with`` statement, and when.
 

@@ -20,6 +20,7 @@ from meshard.plan.file.json_values import fields
 from meshard.plan.show.page import Markup, element, wide
 from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import line_width
 from meshard.transforms.explain.reasons import Notice
 from meshard.transforms.explain.timeline import Bar, timeline
 from meshard.transforms.program.program import short_line
@@ -27,6 +28,7 @@ from meshard.transforms.program.program import short_line
 _WIDTH = 120
 _ROWS, _PAGE_ROWS = 80, 500
 _NAMES = 3
+_SPARE = ("memory", "on one device", "per device", "layout")
 _WARNINGS, _PAGE_WARNINGS = 20, 100
 
 _FIELDS = (
@@ -257,7 +259,7 @@ class Explanation(Drawn):
         )
 
     def _totals(self) -> Table:
-        most = "" if all(s.exact for s in self.steps) else "≤ "
+        most = "" if all(s.exact for s in self.steps) else "<= "
         decided = any(s.turns is None for s in self.steps)
         more = " (values decide; loops and branches are counted once)" * decided
         memory = f"{size_text(self.peak_bytes)}, of which {size_text(self.argument_bytes)}"
@@ -275,7 +277,7 @@ class Explanation(Drawn):
             who, _, why = told.partition(": ")
             what = f"step{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
             rows.append((f"run by {who}", f"{what}, because {why}" if why else what))
-        return Table((), rows, "<<")
+        return Table((), rows, "<~")
 
     def _table(
         self, steps: Sequence[ExplainedStep], *, brief: bool = False, notes: Sequence[str] = ()
@@ -289,10 +291,11 @@ class Explanation(Drawn):
             for s in steps
         ]
         head = ("line", "step", "on one device", "layout", "moves", *numbers)
-        return Table(head, [r[: len(head)] for r in rows], "<<<<<" + ">" * len(numbers), notes)
+        align = "<<<~~" + ">" * len(numbers)
+        return Table(head, [r[: len(head)] for r in rows], align, notes, spare=_SPARE)
 
     def __str__(self) -> str:
-        shown = self.steps
+        shown, width = self.steps, line_width(_WIDTH)
         if len(shown) > _ROWS:
             shown = tuple([s for s in shown if s.communications])
         rest = len(self.steps) - len(shown)
@@ -300,13 +303,13 @@ class Explanation(Drawn):
         lines = [self._headline, *notes]
         if shown:
             table = self._table(shown, notes=notes)
-            if table.width > _WIDTH:  # pages and JSON have all of it
+            if table.width > width:  # pages and JSON have all of it
                 table = self._table(shown, brief=True, notes=notes)
-            lines = [self._headline, table.text(_WIDTH)]
-        lines += ["", self._totals().text(None)]
+            lines = [self._headline, table.text(width)]
+        lines += ["", self._totals().text(width)]
         if self.warnings:
             told = map(_sentence, self.warnings[:_WARNINGS])
-            lines += ["", *(textwrap.fill(t, _WIDTH, subsequent_indent="  ") for t in told)]
+            lines += ["", *(textwrap.fill(t, width, subsequent_indent="  ") for t in told)]
         if len(self.warnings) > _WARNINGS:
             lines.append(f"and {len(self.warnings) - _WARNINGS:,} more")
         return "\n".join(lines)
@@ -325,7 +328,7 @@ def _sentence(notice: Notice) -> str:
 def _words(s: ExplainedStep) -> tuple[str, ...]:
     """Return where a step is written, what it is, how values are laid out, and what moves."""
     names, before, after = s.name.split("+"), *map(_layouts, (s.before, s.after))
-    name = s.name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
+    name = s.name if len(names) <= _NAMES else f"{names[0]}+...+{names[-1]}"
     kinds = dict.fromkeys((c.kind, c.axes) for c in s.communications)
     return (
         short_line(s.line) or "-",
@@ -348,7 +351,7 @@ def _turns(s: ExplainedStep) -> str:
 def _amounts(s: ExplainedStep, amount: Callable[[int], str]) -> tuple[str, str, str]:
     if not s.communications:
         return "", "", ""
-    most = "" if s.exact else "≤ "
+    most = "" if s.exact else "<= "
     own, total = f"{most}{amount(s.bytes_per_device)}", f"{most}{amount(s.total_bytes)}"
     return own, total, time_text(s.seconds)
 

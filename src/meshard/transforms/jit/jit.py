@@ -26,6 +26,7 @@ from typing import (
 import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
+from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError
@@ -175,6 +176,7 @@ def jit(
 pjit = jit
 
 
+@bounded
 @final
 class Jitted(Pictured, Generic[P, R]):
     """What `jit` returns."""

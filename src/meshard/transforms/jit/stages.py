@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import optree
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
@@ -193,6 +194,7 @@ def _renewed(executable: Executable, passed: set[int]) -> list[int]:
     return [i for i, s in enumerate(results) if s in passed or s in calls or s in results[:i]]
 
 
+@bounded
 @final
 @dataclass(frozen=True, slots=True)
 class ArgInfo:
@@ -259,6 +261,7 @@ class _Stage(Pictured):
         return self._trace.name
 
 
+@bounded
 @final
 class Traced(_Stage):
     """A function as a program that knows nothing yet of where its arguments lie."""
@@ -357,6 +360,7 @@ class _Placed(_Stage, Drawn):
         yield folded("as text", preformatted(self.as_text()))
 
 
+@bounded
 @final
 class Lowered(_Placed):
     """A program on arrays that lie in a certain way: to read, to cost, and to compile."""
@@ -366,6 +370,7 @@ class Lowered(_Placed):
         return Compiled(self._world, self._trace, self._kinds, self._entry)
 
 
+@bounded
 @final
 class Compiled(_Placed):
     """A program as a function of arguments of the types that it was lowered for."""

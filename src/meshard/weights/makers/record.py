@@ -31,7 +31,9 @@ class _Weights(Mapping[str, AbstractArray]):
     def __getitem__(self, name: str) -> AbstractArray:
         if name not in self.known:
             some = ", ".join(map(repr, list(self.known)[:3]))
-            raise KeyMapError(f"record: the loader reads {name!r}, but the sources are {some}, ….")
+            raise KeyMapError(
+                f"record: the loader reads {name!r}, but the sources are {some}, ...."
+            )
         if name not in self._arrays:
             self._arrays[name] = AbstractArray(source_form(name, *self.known[name]))
         return self._arrays[name]
