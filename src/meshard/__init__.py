@@ -119,6 +119,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
+    from meshard.runtime.watching.timer import print0 as print0
     from meshard.weights.checkpoint.one_array import load as load, save as save
     from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
@@ -144,6 +145,7 @@ else:
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
+            "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",
             "meshard.weights.checkpoint.one_array:save",
             "meshard.weights.moving.reshard:reshard",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, items_of, names_of, refusal, shape_of, shown
+from meshard.algebra.boundary import bounded
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.frozen import Frozen
 from meshard.algebra.pictured import HasDrawing
@@ -250,6 +251,7 @@ def ambient_mesh() -> Mesh | None:
     return _ambient.get()
 
 
+@bounded
 @final
 class entered_mesh:
     """Make ``mesh`` the ambient mesh within a ``with`` statement."""
@@ -267,6 +269,7 @@ class entered_mesh:
         _ambient.reset(self._token)
 
 
+@bounded
 @final
 class _SetMesh:
     """What `set_mesh` returns: leaving it as a context manager restores the mesh before."""

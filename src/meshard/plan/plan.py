@@ -24,6 +24,7 @@ from meshard.plan.file.json_form import json_text, read_json, refusing
 from meshard.plan.replay import Report, check_route
 from meshard.plan.show.plan_page import page, plan_html
 from meshard.plan.show.plan_text import plan_table
+from meshard.plan.show.progress import telling
 
 PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
@@ -106,7 +107,8 @@ class Plan(PlanFigures):
         """
         pairs = zip(self.choices, self.groups, strict=True)
         moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
-        return simulate_many(moves, topology, together=self.batches)
+        with telling(None, "simulating", unit="moves") as tell:
+            return simulate_many(moves, topology, together=self.batches, tell=tell)
 
     def run(self, x: T) -> T:
         """Move a tree of arrays as planned, without planning again.

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar, final, overload
 import optree
 
 from meshard.algebra.arguments import flag_of, instance_of, names_of, refusal
+from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -272,6 +273,7 @@ class _Ready:
         return found
 
 
+@bounded
 @final
 class _Mapped:
     """What `shard_map` returns."""

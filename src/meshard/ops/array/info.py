@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.arguments import described
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, DtypeError, MeshardError
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
@@ -158,6 +159,7 @@ def iinfo(type: DTypeLike | ArrayLike, /) -> ml_dtypes.iinfo:
         return _iinfo(_dtype(type))
 
 
+@bounded
 @final
 class NamespaceInfo:
     """What ``meshard.numpy`` can do, for code that is written for any array library."""

@@ -243,6 +243,8 @@ def _slabs(
     run = drawing.slab_run
     per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
     per_row = most if per_row == 1 else per_row
+    while 2 * per_row <= most and len(plots) > 2 * per_row:  # so that the picture is not tall
+        per_row *= 2
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)

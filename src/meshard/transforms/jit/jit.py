@@ -10,16 +10,28 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Never,
+    ParamSpec,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 
 from meshard.algebra.arguments import flag_of, refusal
+from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
+from meshard.plan.show.pictured import Pictured
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
@@ -44,6 +56,9 @@ from meshard.transforms.tracing.signature import (
     said_sharding,
     trace_of,
 )
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 _NUMBERS = (int, float, complex)
 
@@ -167,8 +182,9 @@ def jit(
 pjit = jit
 
 
+@bounded
 @final
-class Jitted(Generic[P, R]):
+class Jitted(Pictured, Generic[P, R]):
     """What `jit` returns."""
 
     def __init__(self, f: Callable[P, R], options: JitOptions | None = None) -> None:
@@ -214,6 +230,18 @@ class Jitted(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<jit of {self._f!r}>"
+
+    def _title(self) -> str:
+        from meshard.transforms.jit.stage_page import signature_text
+
+        return f"jit of {signature_text(self._f, self._name)}"
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.transforms.jit.stage_page import jitted_parts
+
+        known = here().programs.get(self)
+        entries = [] if known is None else list(known.entries.values())
+        return jitted_parts([(e.trace, e.given, e.executable) for e in entries])
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program for such arguments, which is made if there is none yet."""
