@@ -15,7 +15,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import arange
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values, zeros_like
-from meshard.ops.derivatives.shapes import converted, dtype_of, tangent_like, varying
+from meshard.ops.derivatives.shapes import converted, dtype_of, shrunk, tangent_like, varying
 from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import bind
@@ -432,7 +432,9 @@ class _Switch(Derivative):
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
         number, captured, args = self.call.split_operands(site.operands)
-        values = [*[x for own in captured for x in own], *args]
+        # Where devices choose differently, none can wait in a branch for the sum over all of them:
+        # it is taken behind it, of values that vary as the choice does.
+        values = [_varying_with(x, number) for x in (*[x for own in captured for x in own], *args)]
 
         def make(flat: Flat, k: int) -> Flat:
             def branch(*given: Any) -> list[Any]:
@@ -444,8 +446,20 @@ class _Switch(Derivative):
 
         branches = self._branches(make, [len(own) for own in captured])
         given = _full(cotangents, site.results)
-        found = self.call.choose(number, branches, *values, *given)
-        return [None, *_spread(found, values)]
+        found = _spread(self.call.choose(number, branches, *values, *given), values)
+        return [
+            None,
+            *[
+                None if g is None else shrunk(g, x)
+                for g, x in zip(found, site.operands[1:], strict=True)
+            ],
+        ]
+
+
+def _varying_with(x: Any, other: Any) -> Any:
+    """Return a value that varies over the axes over which another does."""
+    axes = varying(other) - varying(x)
+    return bind("pcast", x, axes=tuple(sorted(axes))) if axes and differentiable(x) else x
 
 
 @final

@@ -168,8 +168,8 @@ class Level(Following, ABC):
 
     def __init__(self, name: str) -> None:
         self.below = interpreters()
-        self.recorder = LevelRecorder(self, name, recording_around())
-        self._kept: list[Any] = []
+        around = recording_around() if self.body is None else self.body.recorder
+        self.recorder = LevelRecorder(self, name, around)
 
     @property
     def body(self) -> Body | None:
