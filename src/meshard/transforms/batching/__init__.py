@@ -1,0 +1,1 @@
+"""Functions of one example mapped over many: one more dim, in front of all others."""

@@ -1,0 +1,260 @@
+"""Programs run for many examples at once: each operation takes one more dim where it must.
+
+In: a program, and values of which some have a new first dim. Out: its results, and which have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import DerivativeError
+from meshard.ops.array.elementwise import where
+from meshard.ops.array.join import stack
+from meshard.ops.array.shape import moveaxis
+from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.ops.reductions.reduce import any as any_
+from meshard.runtime.callers import at_line
+from meshard.runtime.doors import bind
+from meshard.runtime.world import here
+from meshard.transforms.batching.rows import bound, spread
+from meshard.transforms.flow.control_flow import fori_loop, while_loop
+from meshard.transforms.flow.scans import scan
+from meshard.transforms.program.calls import (
+    ArrayCall,
+    ConstraintCall,
+    ForCall,
+    MakeCall,
+    ScanCall,
+    ShardMapCall,
+    SwitchCall,
+    WhileCall,
+    WholeCall,
+)
+from meshard.transforms.program.program import Call, Eqn, Literal, Program, Var
+
+Flags = Sequence[bool]
+Found = tuple[list[Any], list[bool]]
+
+
+def run_batched(
+    program: Program, values: Sequence[Any], flags: Flags, size: int
+) -> Found:
+    """Run a program.
+
+    Args:
+        program: the program.
+        values: what it captures, then its arguments.
+        flags: which of them have the new dim.
+        size: its size.
+    """
+    known: dict[Var, tuple[Any, bool]] = {
+        v: (x, has)
+        for v, x, has in zip((*program.captured, *program.inputs), values, flags, strict=True)
+    }
+
+    def read(atom: Any) -> tuple[Any, bool]:
+        return (atom.value, False) if isinstance(atom, Literal) else known[atom]
+
+    for eqn in program.eqns:
+        operands, own = (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
+        with at_line(eqn.line):
+            results, made = _eqn(eqn, operands, own, size)
+        for var, result, has in zip(eqn.outputs, results, made, strict=True):
+            known[var] = result, has
+    found = [read(x) for x in program.outputs]
+    return [x for x, _ in found], [has for _, has in found]
+
+
+def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
+    if not any(flags):
+        if eqn.call is not None:
+            results = eqn.call.run(operands)
+        else:
+            found = bind(eqn.name, *operands, **dict(eqn.params))
+            results = list(found) if isinstance(found, tuple) else [found]
+        return results, [False] * len(results)
+    if eqn.call is not None:
+        return CALLS[type(eqn.call)](eqn.call, operands, flags, size)
+    results = bound(eqn.name, operands, flags, dict(eqn.params), size)
+    return results, [True] * len(results)
+
+
+def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
+    """Return values of which each has the new dim."""
+    return [x if has else spread(x, size) for x, has in zip(values, flags, strict=True)]
+
+
+# calls
+
+
+def _constraint(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    sharding = call.sharding
+    if isinstance(sharding, NamedSharding):
+        spec = PartitionSpec(PartitionSpec.UNCONSTRAINED, *sharding.spec)
+        uneven: Any = sharding.uneven
+        uneven = (None, *uneven) if isinstance(uneven, tuple) else uneven
+        sharding = NamedSharding(sharding.mesh, spec, uneven=uneven)
+        return ConstraintCall(sharding, call.what).run(operands), [True]
+    return [operands[0]], [True]
+
+
+def _number(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    return [operands[0].astype(call.dtype)], [True]
+
+
+def _one_by_one(call: Call, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Run a call for one position after another, and stack the results."""
+    rows = []
+    for i in range(size):
+        rows.append(call.run([x[i] if has else x for x, has in zip(operands, flags, strict=True)]))
+    found = [stack(column) for column in zip(*rows, strict=True)]
+    return found, [True] * len(found)
+
+
+_DIMS = ("sort", "argsort", "top_k", "partition", "argpartition")
+
+
+def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    params = dict(call.params)
+    if "dim" in params and len(operands) == 1:
+        params["dim"] += 1
+    elif "work" in params:
+        params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
+    elif call.name == "full_like":
+        params["shape"] = (size, *params["shape"])
+    elif call.name != "select":
+        return _one_by_one(call, operands, flags, size)
+    late = at_run_time if call.values else when_laid_out
+    found = late(call.name, call.function, *every(operands, flags, size), **params)
+    results = list(found) if call.several else [found]
+    return results, [True] * len(results)
+
+
+def _flat(program: Program, size: int, flags: Flags) -> Callable[..., list[Any]]:
+    """Return a program as a function whose results all have the new dim."""
+
+    def run(*values: Any) -> list[Any]:
+        found, has = run_batched(program, values, flags, size)
+        return every(found, has, size)
+
+    return run
+
+
+def _scan(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    captured, init, xs = call.split_operands(operands)
+    own, _, rows = call.split_operands(flags)
+    carry = every(init, call.split_operands(flags)[1], size)
+    moved = [moveaxis(x, 0, 1) if has else x for x, has in zip(xs, rows, strict=True)]
+    run = _flat(call.body, size, [*own, *[True] * len(carry), *rows])
+
+    def step(state: Any, x: Any) -> Any:
+        found = run(*captured, *state, *x)
+        return found[: call.carried], found[call.carried :]
+
+    last, results = scan(step, carry, moved, length=call.length, reverse=call.reverse)
+    found = [*last, *[moveaxis(y, 0, 1) for y in results]]
+    return found, [True] * len(found)
+
+
+def _for(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    (lower, upper), captured, init = call.split_operands(operands)
+    bounds, own, given = call.split_operands(flags)
+    carry = every(init, given, size)
+    run = _flat(call.body, size, [*own, False, *[True] * len(carry)])
+    if not any(bounds):
+        last = fori_loop(lower, upper, lambda i, state: run(*captured, i, *state), carry)
+        return list(last), [True] * len(last)
+    first, end = every([lower, upper], bounds, size)
+    inner = _flat(call.body, size, [*own, True, *[True] * len(carry)])
+
+    def turn(state: Any) -> Any:
+        i, values = state
+        goes_on = i < end
+        after = inner(*captured, i, *values)
+        return i + 1, [_chosen(goes_on, a, b) for a, b in zip(after, values, strict=True)]
+
+    _, last = while_loop(lambda state: any_(state[0] < end), turn, (first, carry))
+    return list(last), [True] * len(last)
+
+
+def _chosen(condition: Any, one: Any, other: Any) -> Any:
+    """Return values where a condition of one dim holds, others elsewhere."""
+    shape = (*condition.shape, *[1] * (one.ndim - 1))
+    return where(condition.reshape(shape), one, other)
+
+
+def _while(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    first, second, init = call.split_operands(operands)
+    one, two, given = call.split_operands(flags)
+    carry = every(init, given, size)
+    every_one = [True] * len(carry)
+    turn = _flat(call.body, size, [*two, *every_one])
+
+    def holds(state: Any) -> Any:
+        found, has = run_batched(call.cond, [*first, *state], [*one, *every_one], size)
+        return found[0], has[0]
+
+    def step(state: Any) -> Any:
+        goes_on, has = holds(state)
+        after = turn(*second, *state)
+        if not has:
+            return after
+        return [_chosen(goes_on, a, b) for a, b in zip(after, state, strict=True)]
+
+    def test(state: Any) -> Any:
+        goes_on, has = holds(state)
+        return any_(goes_on) if has else goes_on
+
+    last = while_loop(test, step, carry)
+    return list(last), [True] * len(last)
+
+
+def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    number, captured, args = call.split_operands(operands)
+    chosen, own, given = call.split_operands(flags)
+    branches = [
+        _flat(program, size, [*mine, *given])
+        for program, mine in zip(call.branches, own, strict=True)
+    ]
+    if not chosen:
+
+        def branch(run: Any, values: list[Any]) -> Any:
+            return lambda *now: run(*values, *now)
+
+        taken = [branch(run, x) for run, x in zip(branches, captured, strict=True)]
+        found = call.choose(number, taken, *args)
+        return list(found), [True] * len(found)
+    results = [run(*x, *args) for run, x in zip(branches, captured, strict=True)]
+    found = list(results[-1])
+    for k, row in reversed(list(enumerate(results[:-1]))):
+        found = [_chosen(number <= k, a, b) for a, b in zip(row, found, strict=True)]
+    return found, [True] * len(found)
+
+
+def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    captured, _ = call.split_operands(operands)
+    own = [*[PartitionSpec()] * len(captured), *call.in_specs]
+    ins = tuple(
+        [PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)]
+    )
+    outs = [PartitionSpec(None, *s) for s in call.out_specs]
+    found = call.remapped(ins, outs, _flat(call.body, size, flags))(*operands)
+    return list(found), [True] * len(found)
+
+
+CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
+    ConstraintCall: _constraint,
+    ArrayCall: _number,
+    MakeCall: _one_by_one,
+    WholeCall: _whole,
+    ScanCall: _scan,
+    ForCall: _for,
+    WhileCall: _while,
+    SwitchCall: _switch,
+    ShardMapCall: _mapped,
+}
+"""How each kind of call takes one more dim."""
+_ = DerivativeError, here

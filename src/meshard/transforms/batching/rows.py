@@ -1,0 +1,308 @@
+"""How each row takes one more dim, in front of all others.
+
+In: operands, of which some have the dim, and parameters. Out: what to bind instead: operands whose
+dims are aligned, and parameters whose dims count one further. A row that is not here is done for
+one position after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.rule import OpRule
+from meshard.ops.array.create import arange
+from meshard.ops.array.join import stack
+from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
+from meshard.ops.derivatives.elementwise import o
+from meshard.ops.derivatives.shapes import shape_of
+from meshard.ops.engine.decide import row_of
+from meshard.runtime.doors import bind
+
+Params = Mapping[str, Any]
+Rule = Callable[[str, Sequence[Any], Sequence[bool], Params, int], Any]
+"""From the name, operands, which of them have the dim, parameters and its size to the results."""
+_BATCH = "batch__"
+
+
+def spread(x: Any, size: int) -> Any:
+    """Return a value repeated along a new first dim."""
+    return broadcast_to(x, (size, *shape_of(x)))
+
+
+def all_spread(operands: Sequence[Any], flags: Sequence[bool], size: int) -> list[Any]:
+    """Return operands of which each has the dim."""
+    return [x if has else spread(x, size) for x, has in zip(operands, flags, strict=True)]
+
+
+def bound(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> list[Any]:
+    """Bind a row whose operands may have one more dim in front; all results have it."""
+    rule = ROWS.get(name) or (_aligned if _is_stacked(name) else _one_by_one)
+    found = rule(name, operands, flags, params, size)
+    return list(found) if isinstance(found, (tuple, list)) else [found]
+
+
+def _is_stacked(name: str) -> bool:
+    """Whether the rule of a row begins each of its terms with dims that broadcast."""
+    text: Any = getattr(row_of(name), "rule", None)
+    if not isinstance(text, str):
+        return False
+    given, made = text.split("->")
+    return all(term.strip().startswith("...") for term in (*given.split(","), *made.split(",")))
+
+
+def _aligned(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    """Bind a row whose leading dims broadcast: the new one comes before the longest of them."""
+    rule = OpRule.parse(row_of(name).rule)  # type: ignore[union-attr, arg-type]
+    cores = [len(term) - 1 for term in rule.inputs]
+    leading = [
+        len(shape_of(x)) - core - has for x, core, has in zip(operands, cores, flags, strict=True)
+    ]
+    most = max(leading)
+    given = []
+    for x, has, own in zip(operands, flags, leading, strict=True):
+        if has and own < most:
+            shape = x.shape
+            x = reshape(x, (shape[0], *[1] * (most - own), *shape[1:]))
+        given.append(x)
+    return bind(name, *given, **params)
+
+
+def _one_by_one(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    """Bind a row for one position after another, and stack the results."""
+    if not size:
+        return _of_none(name, operands, flags, params)
+    rows = []
+    for i in range(size):
+        own = [x[i] if has else x for x, has in zip(operands, flags, strict=True)]
+        found = bind(name, *own, **params)
+        rows.append(found if isinstance(found, tuple) else (found,))
+    return [stack(column) for column in zip(*rows, strict=True)]
+
+
+def _of_none(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params
+) -> list[Any]:
+    """Return the results of no positions: those of zeros, cut away."""
+    own = [
+        np.zeros(x.shape[1:], x.dtype) if has else x
+        for x, has in zip(operands, flags, strict=True)
+    ]
+    found = bind(name, *own, **params)
+    every = found if isinstance(found, tuple) else (found,)
+    return [spread(x, 1)[:0] for x in every]
+
+
+def _shifted(*names: str) -> Rule:
+    """Return the rule of a row of one operand whose dims are in some parameters."""
+
+    def rule(
+        name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+    ) -> Any:
+        changed = {k: _behind(v) if k in names else v for k, v in params.items()}
+        if "shape" in changed:
+            changed["shape"] = (size, *changed["shape"])
+        return bind(name, *all_spread(operands, flags, size), **changed)
+
+    return rule
+
+
+def _behind(dims: Any) -> Any:
+    """Return dims counted one further: one, several, or pairs of a dim and arguments."""
+    if isinstance(dims, int):
+        return dims + 1
+    return tuple([(d[0] + 1, *d[1:]) if isinstance(d, tuple) else d + 1 for d in dims])
+
+
+def _contract(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    terms, out = params["rule"].split("->")
+    given = [
+        f"{_BATCH} {term.strip()}" if has else term.strip()
+        for term, has in zip(terms.split(","), flags, strict=True)
+    ]
+    rule = f"{', '.join(given)} -> {_BATCH} {out.strip()}".strip()
+    return bind(name, *operands, **{**params, "rule": rule})
+
+
+def _reshape(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    return reshape(operands[0], (size, *params["shape"]))
+
+
+def _flat(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    return reshape(operands[0], (size, -1)) if size else reshape(operands[0], (0, int(np.prod(operands[0].shape[1:]))))
+
+
+def _broadcast(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    (x,), shape = operands, params["shape"]
+    missing = len(shape) - (x.ndim - 1)
+    return broadcast_to(reshape(x, (size, *[1] * missing, *x.shape[1:])), (size, *shape))
+
+
+def _transpose(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    return bind(name, operands[0], axes=(0, *[a + 1 for a in params["axes"]]))
+
+
+def _slice(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    slices = ((None, None, 1), *params["slices"])
+    dropped = tuple([d + 1 for d in params["dropped"]])
+    return bind(name, operands[0], slices=slices, dropped=dropped)
+
+
+def _overlay(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    slices = ((None, None, 1), *params["slices"])
+    return bind(name, *all_spread(operands, flags, size), slices=slices)
+
+
+def _on_diagonal(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    (x,), k, columns = operands, params["k"], params["columns"]
+    at = np.arange(x.shape[1])[:, None] + k == np.arange(columns)
+    return o.where(at, reshape(x, (*x.shape, 1)), 0)
+
+
+def _einsum_diagonal(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    free = next(c for c in "ZYXWVUTSRQPONMLKJIHGFEDCBA" if c not in params["inputs"])
+    return bind(
+        name,
+        operands[0],
+        inputs=(free, *params["inputs"]),
+        output=(free, *params["output"]),
+    )
+
+
+def _dynamic_slice(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    x, *starts = operands
+    if any(flags[1:]):
+        return _one_by_one(name, operands, flags, params, size)
+    wrap = (True, *params["wrap"])
+    return bind(name, x, 0, *starts, sizes=(size, *params["sizes"]), wrap=wrap)
+
+
+def _dynamic_update(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    if any(flags[2:]):
+        return _one_by_one(name, operands, flags, params, size)
+    x, update = all_spread(operands[:2], flags[:2], size)
+    return bind(name, x, update, 0, *operands[2:], wrap=(True, *params["wrap"]))
+
+
+def _numbers(size: int, rank: int) -> Any:
+    """Return the positions along the new dim, as positions of some rank behind it."""
+    return reshape(arange(size), (size, *[1] * rank))
+
+
+def _gather(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    x, *places = operands
+    dims, at = params["dims"], params["at"]
+    if not any(flags[1:]):
+        return bind(name, x, *places, dims=tuple([d + 1 for d in dims]), at=at + 1)
+    places = all_spread(places, flags[1:], size)
+    rank = len(shape_of(places[0])) - 1
+    if not flags[0]:
+        return moveaxis(bind(name, x, *places, dims=dims, at=at), at, 0)
+    first = broadcast_to(_numbers(size, rank), places[0].shape)
+    dims = (0, *[d + 1 for d in dims])
+    return moveaxis(bind(name, x, first, *places, dims=dims, at=at), at, 0)
+
+
+def _scatter(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    x, value, *places = operands
+    arrays, how = params["arrays"], params["how"]
+    x, value = all_spread([x, value], flags[:2], size)
+    if any(flags[2:]):
+        places = all_spread(places, flags[2:], size)
+        rank = len(shape_of(places[0])) - 1
+        first = broadcast_to(_numbers(size, rank), places[0].shape)
+        arrays = (0, *[d + 1 for d in arrays])
+        return bind(name, x, value, first, *places, arrays=arrays, how=how)
+    rank = len(shape_of(places[0]))
+    value = moveaxis(value, 0, rank)  # behind the positions, as the first of the other dims
+    return bind(name, x, value, *places, arrays=tuple([d + 1 for d in arrays]), how=how)
+
+
+def _searchsorted(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    if flags[0]:
+        return _one_by_one(name, operands, flags, params, size)
+    return bind(name, *operands, **params)
+
+
+def _as_it_is(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    return bind(name, *operands, **params)
+
+
+def _first_only(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    if any(flags[1:]):
+        return _one_by_one(name, operands, flags, params, size)
+    return bind(name, *operands, **params)
+
+
+_REDUCTIONS = """
+    sum prod max min any all nanmax nanmin argmax argmin reduce_and reduce_or reduce_xor
+"""
+ROWS: dict[str, Rule] = {
+    **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
+    **dict.fromkeys(["concatenate"], _shifted("axis")),
+    **dict.fromkeys(["flip", "roll", "pad_zeros", "tile", "take_positions"], _shifted("dims")),
+    **dict.fromkeys(["sort", "argsort", "top_k", "fft"], _shifted("dim")),
+    **dict.fromkeys(["take_along_axis"], _shifted("dim")),
+    **dict.fromkeys(["diagonal"], _shifted("dims")),
+    **dict.fromkeys(["qr", "qr_r", "svd", "svdvals", "select", "bitcast"], _as_it_is),
+    **dict.fromkeys(["interp", "interpolate_at"], _first_only),
+    "contract": _contract,
+    "reshape": _reshape,
+    "flat": _flat,
+    "broadcast_to": _broadcast,
+    "transpose": _transpose,
+    "slice": _slice,
+    "overlay": _overlay,
+    "on_diagonal": _on_diagonal,
+    "einsum_diagonal": _einsum_diagonal,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+    "gather": _gather,
+    "scatter": _scatter,
+    "searchsorted": _searchsorted,
+    # collectives of bodies
+    **dict.fromkeys(["psum", "pmax", "pmin", "pcast", "ppermute", "pbroadcast"], _as_it_is),
+    **dict.fromkeys(["all_gather", "all_gather_invariant", "psum_scatter"], _shifted("dim")),
+    "all_to_all": _shifted("split", "concat"),
+}
+"""The rules of rows whose leading dims do not simply broadcast."""

@@ -1,0 +1,200 @@
+"""`vmap`: a function of one example, mapped over many."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from meshard.algebra.arguments import described, function_of, integer_of
+from meshard.errors import ArgumentError, ShapeError, TreeError
+from meshard.ops.array.shape import moveaxis
+from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.infer import AbstractArray
+from meshard.runtime import trees
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.place import as_array
+from meshard.transforms.batching.programs import every, run_batched
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import abstract_grid, local_type
+from meshard.transforms.flow.positions import unplaced_value
+from meshard.transforms.tracing.tracing import sub_program
+
+F = TypeVar("F", bound=Callable[..., Any])
+_NONE: Any = object()
+
+
+def vmap(
+    fun: Callable[..., Any],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+) -> Callable[..., Any]:
+    """Map a function over a dim of its arguments.
+
+    Args:
+        fun: a function of one example.
+        in_axes: for each argument the dim that numbers the examples: an int, None for an argument
+            that all share, or a tree of these that is a prefix of the arguments.
+        out_axes: for each result where the dim comes; None for results that are the same for all.
+        axis_name: a name by which collectives of ``meshard.lax`` know the dim.
+        axis_size: the number of examples, needed where no argument has them.
+        spmd_axis_name: accepted as in JAX; shardings are followed without it.
+
+    Returns:
+        A function of arrays with the dim. Examples stay where they are: a split dim stays split.
+
+    Raises:
+        ArgumentError: if axes are of another kind, or the sizes of the dim differ.
+        ShapeError: if an argument or result has no such dim.
+        TreeError: if a tree of axes does not fit.
+        ConcretizationError: if the function looks at values.
+
+    Source: the semantics are those of ``jax.vmap``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> meshard.vmap(mnp.dot)(mnp.ones((3, 4)), mnp.ones((3, 4))).tolist()
+    [4.0, 4.0, 4.0]
+    """
+    f = function_of(fun, "vmap", "fun")
+    if isinstance(in_axes, list):
+        in_axes = tuple(in_axes)
+    if in_axes is not None and not isinstance(in_axes, (int, tuple)):
+        raise ArgumentError(
+            "vmap: in_axes must be an int, None, or a tuple of entries for the arguments, but got "
+            f"{in_axes!r}."
+        )
+    for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+        _check_axes(name, axes)
+    size = None if axis_size is None else integer_of(axis_size, "vmap", "axis_size", least=0)
+
+    @functools.wraps(fun)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(in_axes, tuple) and len(in_axes) != len(args):
+            raise ArgumentError(
+                "vmap: in_axes must be an int, None, or a tuple of entries corresponding to the "
+                f"arguments, but it has {len(in_axes)} entries, and {len(args)} arguments were "
+                "passed."
+            )
+        leaves, tree = trees.flatten((args, kwargs))
+        axes = [*_axes_of(in_axes, args, "in_axes"), *[0] * len(trees.leaves(kwargs))]
+        values = [x if isinstance(x, (Array, Traced)) else as_array(x) for x in leaves]
+        count = _size_of(values, axes, size)
+        moved = [
+            x if a is None else moveaxis(x, a, 0) for x, a in zip(values, axes, strict=True)
+        ]
+        kept: list[Any] = []
+
+        def flat(*own: Any) -> list[Any]:
+            given, named = trees.unflatten(tree, list(own))
+            found, structure = trees.flatten(f(*given, **named))
+            kept.append(structure)
+            return [x if isinstance(x, Traced) else as_array(x) for x in found]
+
+        flags = [a is not None for a in axes]
+        found, has = _run(getattr(fun, "__name__", "f"), flat, moved, flags, count, axis_name)
+        structure = kept[-1]
+        wanted = _axes_of(out_axes, trees.unflatten(structure, found), "out_axes")
+        results = [
+            _out(y, here, a, count) for y, here, a in zip(found, has, wanted, strict=True)
+        ]
+        return trees.unflatten(structure, results)
+
+    return mapped
+
+
+def _run(
+    name: str,
+    flat: Callable[..., list[Any]],
+    values: list[Any],
+    flags: list[bool],
+    size: int,
+    axis_name: Any,
+) -> tuple[list[Any], list[bool]]:
+    """Write the function down for one example, and run it for all."""
+    body = innermost()
+    like: list[Any] = []
+    if isinstance(body, Body):
+        values = [body.lift(x) for x in values]
+    for x, has in zip(values, flags, strict=True):
+        shape = x.shape[1:] if has else x.shape
+        if isinstance(body, Body):
+            local = local_type(body.scope, shape, x.dtype)
+            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
+        else:
+            like.append(unplaced_value(shape, x.dtype))
+    program, captured = sub_program(name, flat, like)
+    return run_batched(
+        program, [*captured, *values], [*[False] * len(captured), *flags], size
+    )
+
+
+def _check_axes(name: str, axes: Any) -> None:
+    leaves, _ = trees.flatten_with_none(axes)
+    for a in leaves:
+        if a is not None and (not isinstance(a, int) or isinstance(a, bool)):
+            raise ArgumentError(
+                f"vmap: {name} must be an int, None, or a tree with those as leaves, but got "
+                f"{axes!r}."
+            )
+
+
+def _axes_of(axes: Any, values: Any, name: str) -> list[int | None]:
+    """Return the dim of each leaf of a tree."""
+    try:
+        return list(trees.broadcast_leaves(axes, values, lambda x: x is None))
+    except (ValueError, TreeError) as error:
+        raise TreeError(
+            f"vmap: {name} must be a prefix of the tree of {'arguments' if name == 'in_axes' else 'results'}; {name} is {axes!r}: {error}"
+        ) from error
+
+
+def _size_of(values: list[Any], axes: list[int | None], size: int | None) -> int:
+    """Return the number of examples.
+
+    Raises:
+        ShapeError: if an argument has no such dim, or the sizes differ.
+    """
+    sizes: dict[int, str] = {} if size is None else {size: "axis_size"}
+    for number, (x, a) in enumerate(zip(values, axes, strict=True)):
+        if a is None:
+            continue
+        if not -x.ndim <= a < x.ndim:
+            raise ShapeError(
+                f"vmap was requested to map its argument along axis {a}, which implies that its "
+                f"rank should be at least {a + 1 if a >= 0 else -a}, but is only {x.ndim} (its "
+                f"shape is {x.shape})."
+            )
+        sizes.setdefault(x.shape[a], f"argument {number} of shape {x.shape}, along axis {a}")
+    if not sizes:
+        raise ArgumentError(
+            "vmap must have at least one non-None value in in_axes, or axis_size must be given."
+        )
+    if len(sizes) > 1:
+        told = "; ".join(f"{n} for {what}" for n, what in sizes.items())
+        raise ShapeError(f"vmap got inconsistent sizes for array axes to be mapped: {told}.")
+    return next(iter(sizes))
+
+
+def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
+    """Return a result with the dim where it is wanted."""
+    if axis is None:
+        if has:
+            raise ShapeError(
+                "vmap: out_axes is None for a result that differs between examples. Give the dim "
+                "where the examples come."
+            )
+        return y
+    (y,) = every([y], [has], size)
+    if not -y.ndim <= axis < y.ndim:
+        raise ShapeError(
+            f"vmap: out_axes is {axis}, which is out of bounds for a result of shape {y.shape}."
+        )
+    return moveaxis(y, 0, axis)
+
+
+_ = AbstractArray, WEAK, described
