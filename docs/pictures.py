@@ -106,9 +106,8 @@ def sources_svg(found: LossSimulation) -> str:
         "Read: from the disk."
     )
     sheet.parts.append(label(LEFT, foot, legend))
-    card = rect(0.5, 0.5, sheet.right - 1, foot + 15, "card", rx=6)
     told = "Where the rows of an array come from after processes have died"
-    return picture(sheet.right, foot + 16, told, [card, *sheet.parts], sheet=True)
+    return picture(sheet.right, foot + 16, told, sheet.parts, sheet=True)
 
 
 def _arrivals(array: RestoredArray) -> Iterator[tuple[int, tuple[int, int], str, str]]:

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 from tests.ranks import shares
 
 os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
+# Whoever runs these tests works on meshard: failures show its own frames (tests/test_boundary.py
+# looks at what users see).
+os.environ.setdefault("MESHARD_TRACEBACK", "full")
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Half of the time of the tests with JAX was compiling: JAX optimises less, and keeps what it has
@@ -25,6 +28,8 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "jax")
 os.environ["MESHARD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "llvm")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# Tests say themselves how wide a text is and whether it has colours.
+os.environ |= dict.fromkeys(("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"), "")
 
 import numpy as np
 import pytest

@@ -101,7 +101,7 @@ def test_a_copy_is_equal(again):
 
 def test_many_boxes_print_short():
     many = BoxSharding((8,), boxes(*[(slice(i, i + 1),) for i in range(8)]))
-    assert repr(many).endswith("VirtualDevice(id=3): [3:4], … 4 more})")
+    assert repr(many).endswith("VirtualDevice(id=3): [3:4], ... 4 more})")
     assert repr(HALVES) == (
         "BoxSharding((4,), {VirtualDevice(id=1): [0:1], VirtualDevice(id=0): [1:4]})"
     )

@@ -591,3 +591,36 @@ def test_drawings_do_not_load_rich_until_they_print() -> None:
         "sys.exit('rich' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("colorful_terminal")
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"FORCE_COLOR": "0"}])
+def test_without_colours_lines_frame_the_blocks(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for name, (shape, sharding) in CASES.items():
+        visualize_sharding(shape, sharding)
+        assert capsys.readouterr().out == picture(name)
+
+
+@pytest.mark.usefixtures("plain_terminal")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "cp1252"])
+@pytest.mark.parametrize("color", ["", "1"])
+def test_names_of_axes_that_cannot_be_printed_become_escapes(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, color: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", color)
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    mesh = Mesh(M42.devices, ("größe", "行"))
+    visualize_sharding((8, 8), NamedSharding(mesh, P("größe", "行")))
+    visualize_sharding((64, 64, 640), NamedSharding(mesh, P(None, "größe", "行")), max_width=30)
+    stream.flush()
+    text = buffer.getvalue().decode(encoding)
+    assert "\\u884c" in text
+    assert "?" not in text

@@ -447,7 +447,7 @@ def test_what_values_decide_is_at_most_so_much():
                 assert not found.exact
                 assert 0 < log.total_bytes <= found.total_bytes
                 assert log.bytes_per_device <= found.bytes_per_device
-                assert f"≤ {found.total_bytes:,}" in str(found)
+                assert f"<= {found.total_bytes:,}" in str(found)
 
     alone(body)
 
@@ -483,7 +483,7 @@ def test_in_bodies_too_what_values_decide_is_said():
             assert not found.exact, found
             assert not bounded or log.total_bytes <= found.total_bytes, f"{found}\n{log}"
             assert any(s.turns is None or not s.exact for s in found.steps if s.communications)
-            assert ("≤ " in str(found)) == bounded
+            assert ("<= " in str(found)) == bounded
 
     alone(body)
 

@@ -76,14 +76,21 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name, tmp_path):
 def test_a_page_and_its_drawings_have_one_style_sheet():
     text = page(PLANS["striped"]())
     assert text.count("<style>") == 2  # that of the page's ground, and that of all in it
-    light, dark = SHEET.split("@media (prefers-color-scheme:dark)")
-    selectors = [re.findall(r"([^{}]+)\{", rules.removeprefix("{")) for rules in (light, dark)]
-    assert selectors[0] == selectors[1]
+    blocks = [
+        dict(re.findall(r"(--[a-z-]+):([^;}]+)", b)) for b in re.findall(r"{([^{}]+)}", SHEET)
+    ]
+    light, dark, said_light, said_dark = (b for b in blocks if b)
+    assert light == said_light
+    assert dark == said_dark
+    assert light.keys() == dark.keys()
+    assert set(re.findall(r"var\((.*?)\)", SHEET)) <= light.keys()
     drawn = {c for _, kept in read(text).tags for c in kept.get("class", "").split()}
     classes = {name[1:] for name in re.findall(r"\.meshard[a-z-]*", SHEET)}
-    assert {c for c in drawn if c.startswith("meshard")} <= {*classes, "meshard-drawing"}
+    assert {c for c in drawn if c.startswith("meshard")} <= {*classes, "meshard-page"}
     # Sizes of texts are said by the drawing, and a rule for its class would override them.
-    assert "meshard-drawing" not in re.search("<style>(.*?)</style><h2>", text)[1]
+    sheet = re.search("<style>(.*?)</style><h2>", text)[1]
+    rules = re.findall(r"([^{}]+){([^{}]+)}", sheet)
+    assert all("--" in rule for selector, rule in rules if "meshard-drawing" in selector)
 
 
 @pytest.mark.parametrize("name", ["model", "striped", "uneven"])

@@ -1,16 +1,21 @@
 """Tables as values, and the elements that pages and drawings are made of."""
 
+import os
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from meshard.plan.show import terminal
 from meshard.plan.show.page import Markup, element, fragment, number_text, whole_page, xml_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.svg import label, picture, rect
 
 WORDS = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=40)
 NUMBERS = st.integers(0, 10**12).map("{:,}".format)
+LABELS = st.text("abc./[](), ", max_size=40).map(str.strip)
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 
 
@@ -28,7 +33,8 @@ def lines_of(table, width):
     """The lines of a table, each as long as all of it again."""
     text = table.text(width).split("\n")
     count = len(table.rows) + bool(table.head)
-    assert text[count:] == list(table.notes)
+    if width is None:
+        assert text[count:] == list(table.notes)
     return text[:count]
 
 
@@ -48,9 +54,9 @@ def test_with_room_nothing_is_cut_and_columns_stand_below_each_other(table):
 @example(Table((), [("1" * 30,)], ">"), 20)
 def test_words_are_cut_where_that_helps_and_numbers_never(table, width):
     lines = lines_of(table, width)
-    # Words are cut to nine characters at most; what is still too wide is left as it is.
+    # Words are cut to seven characters at most; what is still too wide is left as it is.
     least = sum(
-        min(w, 9) if s == "<" else w for w, s in zip(table.widths, table.align, strict=True)
+        min(w, 7) if s == "<" else w for w, s in zip(table.widths, table.align, strict=True)
     )
     room = max(width, least + 2 * (len(table.align) - 1))
     assert max(map(len, lines)) <= room
@@ -118,3 +124,86 @@ def test_a_page_is_a_frame_around_a_fragment():
     page = ElementTree.fromstring(text.partition("\n")[2])
     assert page.findtext("head/title") == page.findtext("body/div/h2") == "a < b"
     assert inside in text
+
+
+@st.composite
+def narrow_tables(draw):
+    sides = draw(st.text("<~>", min_size=1, max_size=7))
+    cell = {"<": LABELS, "~": LABELS, ">": st.integers(0, 10**9).map(str)}
+    rows = draw(st.lists(st.tuples(*[cell[s] for s in sides]), min_size=1, max_size=5))
+    head = tuple(f"t{i}" for i in range(len(sides)))
+    spare = draw(st.lists(st.sampled_from(head), unique=True, max_size=len(head) - 1))
+    return Table(head, rows, sides, ["a note of several words"], spare=spare)
+
+
+def row_texts(table, width):
+    lines, notes = table.lines(width)
+    return ["  ".join(shown for _, shown in line) for line in lines], notes
+
+
+@given(narrow_tables(), st.integers(40, 120))
+def test_a_table_is_as_wide_as_it_may_and_loses_only_what_it_says(table, width):
+    lines, notes = table.lines(width)
+    texts, _ = row_texts(table, width)
+    assert len(set(map(len, texts))) == 1
+    told = " ".join(map(str.strip, notes)).partition("not shown for lack of width: ")[2]
+    gone = told.split(", ") if told else []
+    assert set(gone) <= set(table.spare)
+    if table.width <= width:
+        assert not gone
+        assert len(texts) == len(table.rows) + 1
+    kept = [i for i, name in enumerate(table.head) if name not in gone]
+    for number, i in enumerate(kept):
+        column = [line[number] for line in lines[1:]]
+        if table.align[i] == ">":
+            shown = [text.strip() for _, text in column if text.strip()]
+            assert shown == [row[i] for row in table.rows]
+        if table.align[i] == "~":  # sentences are there, whatever their lines
+            shown = "".join(text for _, text in column).replace(" ", "")
+            assert shown == "".join(row[i] for row in table.rows).replace(" ", "")
+    if gone != list(table.spare) or table.least_width(7) <= width:
+        assert max(map(len, texts)) <= width
+    full, _ = row_texts(table, None)
+    assert all(cell in "\n".join(full) for row in table.rows for cell in row)
+
+
+def test_the_beginning_and_the_end_of_words_stay():
+    table = Table(("name",), [("model.layers.12.attention.wq",)], "<")
+    assert table.text(12).splitlines() == ["name", "mod...ion.wq"]
+
+
+def test_columns_are_left_out_in_order_and_named():
+    row = ("a" * 14, "b" * 14, "c" * 14, "123456789")
+    table = Table(("one", "two", "three", "four"), [row], "<<<>", spare=("three", "four", "two"))
+    assert table.text(80).splitlines()[0].split() == ["one", "two", "three", "four"]
+    lines = table.text(45).splitlines()
+    assert lines[0].split() == ["one", "two", "four"]
+    assert lines[-1] == "not shown for lack of width: three"
+    lines = table.text(30).splitlines()
+    assert lines[0].split() == ["one", "two"]
+    assert lines[-2:] == ["not shown for lack of width:", "  three, four"]
+
+
+def test_a_table_is_printed_as_wide_as_the_terminal_is(monkeypatch):
+    table = Table(("a", "b"), [("x" * 80, "y" * 80)], "<<")
+
+    def width():
+        return max(map(len, table.text().splitlines()))
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream=None: True)
+    for asked, found in ((60, 60), (120, 120), (200, 162), (10, 40)):
+        size = SimpleNamespace(columns=asked)
+        monkeypatch.setattr(os, "get_terminal_size", lambda fd, size=size: size)
+        monkeypatch.setattr(terminal.sys, "stdout", SimpleNamespace(fileno=lambda: 1))
+        assert width() == found
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream=None: False)
+    assert width() == 100
+    monkeypatch.setenv("COLUMNS", "70")
+    assert width() == 70
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_notes_are_wrapped(width):
+    table = Table((), [("a", "1")], "<>", ["word " * 40])
+    assert max(map(len, table.text(width).splitlines())) <= width

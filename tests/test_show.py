@@ -1,6 +1,7 @@
 """What arrays print: as NumPy and JAX do, and only from what is shown."""
 
 import math
+from xml.etree import ElementTree
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard.algebra.device import Device
 from meshard.runtime.array import show
 from meshard.runtime.array.array import Array
 from meshard.runtime.simulated import simulate
@@ -99,7 +101,10 @@ def test_a_deleted_array_still_has_a_repr():
     x = mnp.ones((2, 3))
     x.delete()
     assert repr(x) == str(x) == f"{x}" == "Array(shape=(2, 3), dtype=float64, deleted)"
-    assert x._repr_html_() == "<pre>Array(shape=(2, 3), dtype=float64, deleted)</pre>"
+    html = x._repr_html_()
+    assert "It was deleted by delete() at " in html
+    assert "<svg" not in html
+    assert "<pre>" not in html
 
 
 def test_a_spanning_array_shows_its_local_values_without_a_message():
@@ -139,24 +144,113 @@ def test_where_nothing_is_local_the_repr_says_so():
     assert second == "Array([0, 1, 2], dtype=int64)"
 
 
+def shown(x):
+    """What a notebook shows: the headline, the facts, the tags in order, the values."""
+    root = ElementTree.fromstring(x._repr_html_())
+    tags = [child.tag.partition("}")[2] or child.tag for child in root.iter()]
+    order = [t for t in tags if t in ("h2", "p", "svg", "details", "pre")]
+    return root.findtext("h2"), root.findtext("p"), order, root.findtext(".//pre")
+
+
 @pytest.mark.parametrize("shape", [(), (8,), (8, 4), (8, 4, 2), (0, 4), (8, 2, 2, 2)])
-def test_notebooks_get_the_values_and_a_picture(shape):
-    value = np.zeros(shape)
-    html = put(value, *["i"][: len(shape)])._repr_html_()
-    assert html.startswith("<pre>Array(")
-    assert "<svg" in html
-    assert f"float64[{','.join(map(str, shape))}]" in html
+def test_notebooks_get_facts_a_picture_and_the_values(shape):
+    x = put(np.zeros(shape), *["i"][: len(shape)])
+    head, facts, order, values = shown(x)
+    assert head == f"{x._type.str_short()} · {x.sharding.spec!r} over {x.sharding.mesh!r}"
+    assert facts.startswith(f"{x.nbytes:,} bytes")
+    if not x.size:
+        assert order == ["h2", "p"]
+    elif x.size <= 8:
+        assert order == ["h2", "p", "pre", "svg"]
+    else:
+        assert order == ["h2", "p", "svg", "details", "pre"]
+    if x.ndim < 3:
+        assert values == (str(np.zeros(shape)) if x.size else None)
+
+
+def test_facts_say_what_each_device_has():
+    facts = shown(put(np.zeros((8, 4)), "i"))[1]
+    assert facts == (
+        "256 bytes · 64 bytes on each device · 512 bytes with all copies · 4 blocks of [2,4], each "
+        "on 2 devices"
+    )
+    uneven = meshard.device_put(np.arange(10), NamedSharding(mesh(), P("i"), uneven="balanced"))
+    assert "at most 24 bytes on each device" in shown(uneven)[1]
+    head, facts, order, _ = shown(mnp.ones(20))
+    assert head.startswith("float64[20] · SingleDeviceSharding on CPU ")
+    assert facts == "160 bytes · whole on 1 device · uncommitted: it moves to where it is used"
+    assert order == ["h2", "p", "details", "pre"]
+
+
+def test_a_huge_array_shows_its_edges_in_a_notebook():
+    def body() -> None:
+        for spec in (("i", "j"), (None, "i"), ()):
+            values = shown(huge(*spec))[3]
+            assert values.count("\n") == 6
+            assert "..." in values
+        assert len(huge("i", "j")._repr_html_()) < 10_000
+
+    alone(body)
+
+
+def test_of_many_dims_few_elements_are_shown():
+    values = shown(put(np.zeros((4, *[3] * 6)), "i"))[3].split("\n")
+    assert values[-1].startswith("… and ")
+    assert len(values) == 41
+
+
+def test_a_donated_array_says_where_it_went():
+    x = put(GRID, "i")
+    meshard.jit(lambda a: a + 1, donate_argnums=0)(x)
+    assert shown(x)[1].startswith("It was donated to ")
+
+
+def test_keys_and_small_dtypes_are_shown():
+    keys = meshard.random.split(meshard.random.key(0), 16)
+    assert shown(keys)[0].startswith("key<philox>[16] · ")
+    assert len(shown(keys)[3].split("\n")) == 16
+    assert shown(mnp.ones(3, ml_dtypes.bfloat16))[3] == "[1 1 1]"
+
+
+def test_many_devices_have_a_schematic():
+    flat = meshard.make_mesh((512,), ("i",), devices=[Device(i) for i in range(512)])
+    like = meshard.ShapeDtypeStruct((1024, 8), "f4", sharding=NamedSharding(flat, P("i")))
+    head, facts, order, _ = shown(like)
+    assert head == "float32[1024,8] · P('i',) over Mesh('i': 512)"
+    assert "512 blocks of [2,8]" in facts
+    assert order == ["h2", "p", "svg"]
+    assert "not all blocks are shown: there are 512" in like._repr_html_()
+    assert len(like.to_svg()) < 20_000
+    assert shown(meshard.ShapeDtypeStruct((4,), "f4"))[1] == "no values, 16 bytes, no sharding"
+
+
+def test_a_shard_shows_its_part():
+    shard = put(GRID, "i", "j").addressable_shards[3]
+    head, _, _, values = shown(shard)
+    assert head == f"Shard [2:4, 2:4] on {shard.device}, replica 0"
+    assert values == str(GRID[2:4, 2:4])
+    whole = put(GRID).addressable_shards[1]
+    assert shown(whole)[0] == f"Shard [:, :] on {whole.device}, replica 1"
 
 
 def test_html_is_escaped(monkeypatch):
-    monkeypatch.setattr(show, "array_repr", lambda kind, blocks: "<script>")
-    assert mnp.ones(1)._repr_html_().startswith("<pre>&lt;script&gt;</pre>")
+    monkeypatch.setattr(show, "array_str", lambda kind, blocks: "<script>\n&")
+    assert "<pre>&lt;script&gt;\n&amp;</pre>" in mnp.ones(1)._repr_html_()
 
 
-def test_a_spanning_array_has_a_picture():
+def test_a_spanning_array_shows_its_own_part_and_says_so():
     def body() -> str:
         return put(GRID, "i")._repr_html_()
 
     for html in simulate(2, 4, body, deadline=5):
         assert "<svg" in html
-        assert "on devices" in html
+        assert "<summary>values of 2 of 4 blocks: those here</summary>" in html
+        assert " on devices" in html
+        assert "process 0: 0-3; process 1: 4-7" in html
+
+    def other() -> str:
+        x = meshard.device_put(np.arange(3), meshard.devices()[-1])
+        return meshard.process_index() or x.global_shards[0]._repr_html_()
+
+    first, _ = simulate(2, 1, other, deadline=5)
+    assert "process 1 holds it" in first

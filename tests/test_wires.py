@@ -212,7 +212,7 @@ def test_a_table_fits_its_width():
     ]
     rows = records_table(found).splitlines()
     assert all(len(row) <= 100 for row in rows)
-    assert "…" in rows[1]
+    assert "..." in rows[1]
     assert rows[2].split()[0].endswith("_.py:234")
 
 
@@ -220,7 +220,7 @@ def test_numbers_are_never_cut():
     count = 10**40
     row = records_table([record(f"/a/{'long_' * 12}.py:1", count)]).splitlines()[1]
     assert row.endswith("QiB")
-    assert "…" not in row.split("float64")[1]
+    assert "..." not in row.split("float64")[1]
 
 
 def test_lines_come_with_the_greatest_first():

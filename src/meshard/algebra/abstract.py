@@ -10,6 +10,7 @@ from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.algebra.mesh import Mesh
+from meshard.algebra.pictured import HasPage
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError, ShardingError
@@ -55,7 +56,7 @@ def box_of(index: Sequence[slice], shape: tuple[int, ...], device: Device, whose
         ) from None
 
 
-class Sharding(ABC):
+class Sharding(HasPage, ABC):
     """How a whole array is laid out on devices.
 
     To write your own, define `device_set` and `devices_indices_map`; the rest follows from them.

@@ -27,6 +27,8 @@ class BoxSharding(Sharding):
         CoverageError: if the boxes leave a gap; the message names it.
         ShardingError: if there are no boxes, or one does not fit the shape.
 
+    >>> from meshard.sharding import BoxSharding
+    >>> from meshard import Device
     >>> halves = BoxSharding((4,), {Device(0): (slice(0, 1),), Device(1): (slice(1, 4),)})
     >>> halves.layout((4,)).cuts
     ((0, 1, 4),)
@@ -93,7 +95,7 @@ class BoxSharding(Sharding):
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{d!r}: {b}" for d, b in list(self._boxes.items())[:4])
-        more = f", … {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
+        more = f", ... {len(self._boxes) - 4} more" if len(self._boxes) > 4 else ""
         return f"BoxSharding({self.global_shape}, {{{shown}{more}}})"
 
 

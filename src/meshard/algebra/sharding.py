@@ -27,6 +27,7 @@ from meshard.algebra.layout import (
     listed_cuts,
 )
 from meshard.algebra.mesh import Mesh
+from meshard.algebra.pictured import HasDrawing
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IndivisibleError, ShardingError, SpecError
 
@@ -53,7 +54,7 @@ def device_tensor(
 
 
 @final
-class NamedSharding(Frozen, Sharding):
+class NamedSharding(Frozen, HasDrawing, Sharding):
     """A mesh and the spec that says which dims are split over which of its axes.
 
     Args:
@@ -69,11 +70,14 @@ class NamedSharding(Frozen, Sharding):
         SpecError: if the spec names an unknown axis or one twice.
         ShardingError: if an argument is of another kind.
 
-    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]).reshape(2, 2), ("x", "y"))
-    >>> NamedSharding(mesh, PartitionSpec("x")).shard_shape((6, 5))
-    (3, 5)
-    >>> NamedSharding(mesh, PartitionSpec(("x", "y")), uneven="balanced").layout((6,)).cuts
-    ((0, 2, 4, 5, 6),)
+    >>> import meshard
+    >>> from meshard import NamedSharding, P
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> NamedSharding(mesh, P("x")).shard_shape((8, 6))
+    (2, 6)
+    >>> NamedSharding(mesh, P("x"), uneven="balanced").layout((10,)).cuts
+    ((0, 3, 6, 8, 10),)
     """
 
     mesh: Mesh
@@ -365,6 +369,8 @@ def _single(device: Device, memory_kind: str) -> SingleDeviceSharding:
 class SingleDeviceSharding(Frozen, Sharding):
     """The whole array on one device.
 
+    >>> from meshard.sharding import SingleDeviceSharding
+    >>> from meshard import Device
     >>> SingleDeviceSharding(Device(2)).shard_shape((3, 4))
     (3, 4)
     """

@@ -174,6 +174,6 @@ def check_living(world: RuntimeWorld, name: str, type_: ArrayType) -> None:
     )
     way = "meshard.elastic.restore(x, sharding) brings it to devices that are left"
     if lost:
-        some = ", ".join(map(str, lost[:4])) + (", …" if len(lost) > 4 else "")
+        some = ", ".join(map(str, lost[:4])) + (", ..." if len(lost) > 4 else "")
         raise DataLoss(f"{told}; it has lost {some}. {way}, if there is a copy.", lost)
     raise IncompatibleDevicesError(f"{told}. {way}.")

@@ -1,17 +1,25 @@
-"""Where in the user's program a call comes from, for messages that name the line."""
+"""Where in the user's program a call comes from, for messages that name the line.
+
+In: running frames. Out: ``file:line``, and in a notebook the cell instead: ``In[9]:2``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import CodeType
+from typing import Any
+
+from meshard.algebra.boundary import is_library
 
 _stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
 
-_OURS = ("meshard", "optree", "contextlib", "functools")
-_USERS = ("meshard.examples", "meshard.cli")
+_CALLED = ("optree", "contextlib", "functools")
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
+_USERS = "meshard.cli"
 
 
 def user_line() -> str:
@@ -25,7 +33,25 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return place_text(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place_text(file: str, line: int) -> str:
+    """Return a file and a line as messages name them; of a notebook's cell its number.
+
+    The file of a cell is a name that nobody has chosen, such as ``/tmp/ipykernel_7/123.py``.
+    """
+    return f"{_cell(file) if 'ipy' in file else file}:{line}"
+
+
+def _cell(file: str) -> str:
+    """Return the name of the cell that IPython keeps as this file; any other file as it is."""
+    ipython: Any = sys.modules.get("IPython")
+    with contextlib.suppress(AttributeError):  # there is no session, or it is an old one
+        if known := ipython.get_ipython().compile.format_code_name(file):
+            return str(known[1])
+    numbered = _NUMBERED.match(file)  # the files' names before IPython 8, and after the session
+    return f"In[{numbered[1]}]" if numbered else file
 
 
 @contextlib.contextmanager
@@ -56,4 +82,6 @@ def line_of(code: CodeType, place: int) -> int:
 
 def is_ours(module: str) -> bool:
     """Whether a module's frames are the library's own."""
-    return module.partition(".")[0] in _OURS and not module.startswith(_USERS)
+    if is_library(module):
+        return not module.startswith(_USERS)
+    return module.partition(".")[0] in _CALLED

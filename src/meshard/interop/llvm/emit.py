@@ -288,16 +288,17 @@ class _Function:
         self._begin(after)
 
     def _nest(self, nodes: Sequence[Node], shape: Shape) -> None:
-        """Write the loops that compute and store some values of one shape."""
-        index = tuple([(d, 1, 0) for d in range(len(shape))])
+        """Write the loops that compute and store some values of one shape.
+
+        All that a turn reads is read before it stores anything: what it stores may be written over
+        an input that another value of the nest reads.
+        """
+        index = _position(shape)
 
         def body(loops: Sequence[str]) -> None:
-            # All before any is stored: an output may be written over an input that others read.
-            for node in nodes:
-                own = self._computed(node, index, loops)
-                self._values[id(node), _aligned(node, index)] = own
-            for node in nodes:
-                self._store(node, index, self._values[id(node), index], loops)
+            found = [self._computed(node, index, loops) for node in nodes]
+            for node, x in zip(nodes, found, strict=True):
+                self._store(node, index, x, loops)
 
         for box in _boxes(nodes, shape, index, self._table.holds):
             self._over(box, body, not any(isinstance(x, Place) for x in nodes))
@@ -571,7 +572,7 @@ class _Function:
     def _columns(self, node: Fold) -> None:
         """Write a reduction of the first dim: row after row is added to the result."""
         shape = node.arg.shape
-        index = tuple([(d, 1, 0) for d in range(len(shape))])
+        index = _position(shape)
         neutral = _neutral(node)
 
         def first(loops: Sequence[str]) -> None:
@@ -611,6 +612,11 @@ def _in_memory(value: str) -> str:
 def _strides(shape: Shape) -> Shape:
     """Return the elements between neighbours of each dim, in C order."""
     return tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
+
+
+def _position(shape: Shape) -> tuple[Index, ...]:
+    """Return the element that loops over a shape are at, as operands of that shape are read."""
+    return tuple([(-1, 0, 0) if n == 1 else (d, 1, 0) for d, n in enumerate(shape)])
 
 
 def _aligned(x: Node, index: Sequence[Index]) -> tuple[Index, ...]:

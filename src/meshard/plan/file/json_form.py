@@ -249,8 +249,8 @@ def _opened(text: str) -> Mapping[str, object]:
     said, found = whole.get("checksum"), _checksum(whole)
     if said != found:
         _refuse(
-            f"its checksum is {str(said)[:12]}…, but its text gives {found[:12]}…: it was changed "
-            "after it was written",
+            f"its checksum is {str(said)[:12]}..., but its text gives {found[:12]}...: it was "
+            "changed after it was written",
         )
     return whole
 

@@ -160,7 +160,7 @@ def loss_text(shape: tuple[int, ...], boxes: Sequence[Box]) -> str:
     >>> loss_text((8,), [Box((0,), (4,))])
     'No live device holds [0:4] of an array of shape (8,): 4 elements in 1 box are lost.'
     """
-    told = ", ".join(map(str, boxes[:8])) + (", …" if len(boxes) > 8 else "")
+    told = ", ".join(map(str, boxes[:8])) + (", ..." if len(boxes) > 8 else "")
     return (
         f"No live device holds {told} of an array of shape {shape}: "
         f"{sum(b.volume for b in boxes):,} elements in {len(boxes)} "

@@ -39,6 +39,7 @@ LABEL = 10.5  # the height of a block with a label
 MOST_SLABS = 36
 MOST_CELLS = 2048  # in all slabs together
 MOST_ALONG = 64  # along each dim
+FEW_SLABS, FEW_CELLS = 8, 64  # in notebooks and on pages that show other things too
 
 
 def drawing_svg(
@@ -56,6 +57,8 @@ def drawing_svg(
     and higher there is a grid of slabs, one for each block of the leading dims.
 
     >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout
+    >>> from meshard.debug import drawing_svg
     >>> drawing_svg(Layout((4,), ((0, 1, 4),), np.array([[0], [1]])))[:46]
     '<svg xmlns="http://www.w3.org/2000/svg" class='
     """
@@ -70,9 +73,22 @@ def drawing_svg(
 
 
 def layout_picture(
-    drawing: Drawing, title: str = "", dim_names: Sequence[str] = (), *, sheet: bool = False
+    drawing: Drawing,
+    title: str = "",
+    dim_names: Sequence[str] = (),
+    *,
+    sheet: bool = False,
+    most: int = MOST_CELLS,
 ) -> Markup:
-    """Return the picture of a drawing, for a page that may already have the style sheet."""
+    """Return the picture of a drawing, for a page that may already have the style sheet.
+
+    Args:
+        drawing: the drawing.
+        title: text above the picture, in one or more lines.
+        dim_names: the name of each dim; ``dim 0``, ``dim 1``, ... by default.
+        sheet: whether it brings the style sheet.
+        most: how many blocks may be drawn; of more, the first and last along each dim.
+    """
     shape = drawing.layout.shape
     names = [*dim_names, *(f"dim {dim}" for dim in range(len(dim_names), len(shape)))]
     lines = title.splitlines()
@@ -83,7 +99,7 @@ def layout_picture(
         parts.append(label(MARGIN, y, line, "ink", font_size=13, font_weight=weight))
     top = MARGIN + LINE * len(lines) + (6 if lines else 0)
     if drawing.slabs:
-        body, width, top, notes = _slabs(drawing, names, top)
+        body, width, top, notes = _slabs(drawing, names, top, most)
         parts += body
     else:
         width, notes = 150.0, drawing.notes()
@@ -95,9 +111,31 @@ def layout_picture(
         parts.append(label(MARGIN, top, note))
     words = [13 * LETTER * len(line) for line in lines] + [11 * LETTER * len(n) for n in notes]
     right, bottom = round(2 * MARGIN + max([width, *words])), round(top + MARGIN)
-    card = rect(0.5, 0.5, right - 1, bottom - 1, "card", rx=8)
     told = " ".join([*title.split(), f"layout of an array of shape {shape}"])
-    return picture(right, bottom, told, [card, *parts], sheet=sheet)
+    return picture(right, bottom, told, parts, sheet=sheet)
+
+
+def schematic(
+    layout: Layout, title: str, dim_names: Sequence[str], *, platform: str = "CPU"
+) -> Markup:
+    """Return the picture of a layout for a page: of many blocks and slabs the first and last."""
+    drawing = draw_layout(layout, platform=platform, max_slabs=FEW_SLABS)
+    return layout_picture(drawing, title, dim_names, most=FEW_CELLS)
+
+
+def dims_of(sharding: Sharding, ndim: int) -> list[str]:
+    """Return the names of dims with the mesh axes that split them.
+
+    >>> from meshard.algebra.sharding import SingleDeviceSharding
+    >>> from meshard.algebra.device import Device
+    >>> dims_of(SingleDeviceSharding(Device(0)), 2)
+    ['dim 0', 'dim 1']
+    """
+    names = [f"dim {dim}" for dim in range(ndim)]
+    if not isinstance(sharding, NamedSharding):
+        return names
+    axes = sharding.spec.axes(ndim)
+    return [f"{n} over {', '.join(a)}" if a else n for n, a in zip(names, axes, strict=False)]
 
 
 def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "") -> str:
@@ -111,22 +149,24 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
     Raises:
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> tiles = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x", "y"))
+    >>> svg = meshard.debug.sharding_svg((8, 8), tiles)
+    >>> svg.startswith("<svg"), svg.count("CPU 7")
+    (True, 2)
     """
     check_sharding(sharding, "sharding_svg")
     shape = shape_of(shape, "sharding_svg")
     dtype = text_of(dtype, "sharding_svg", "dtype")
     layout = sharding.layout(shape)
-    names = [f"dim {dim}" for dim in range(len(shape))]
-    if isinstance(sharding, NamedSharding):
-        axes = sharding.spec.axes(len(shape))
-        names = [
-            f"{name} over {', '.join(dim)}" if dim else name
-            for name, dim in zip(names, axes, strict=True)
-        ]
     first, *rest = headline(shape, sharding, dtype)
     title = "\n".join([first, *wrap(rest, 96, between=" · ")])
     platform = platform_of(sharding)
-    return drawing_svg(layout, title=title, platform=platform, dim_names=names)
+    return drawing_svg(
+        layout, title=title, platform=platform, dim_names=dims_of(sharding, len(shape))
+    )
 
 
 @final
@@ -152,7 +192,7 @@ def _size(drawing: Drawing) -> tuple[float, float]:
     if len(shape) < 2:
         return min(max(120.0, 76.0 * columns), WIDEST_SLAB), 56.0
     ratio = min(max(shape[-1] / shape[-2], 0.5), 2.4)
-    full = 320.0 if len(drawing.slabs) == 1 else 170.0 if len(drawing.slabs) <= 8 else 110.0
+    full = 320.0 if len(drawing.slabs) == 1 else 170.0 if len(drawing.slabs) <= 4 else 110.0
     width = full * min(ratio, 1.7)
     height = width / ratio
     if len(drawing.slabs) == 1:
@@ -163,14 +203,15 @@ def _size(drawing: Drawing) -> tuple[float, float]:
     return width, height
 
 
-def _most(drawing: Drawing) -> int:
+def _most(drawing: Drawing, most: int) -> int:
     """Return how many blocks to show along each dim of a slab; further ones are left out."""
-    cells = sum(
-        min(len(slab.rows) - 1, MOST_ALONG) * min(len(slab.columns) - 1, MOST_ALONG)
-        for slab in drawing.slabs
-    )
-    few = max(6, math.isqrt(MOST_CELLS // len(drawing.slabs)))
-    return MOST_ALONG if cells <= MOST_CELLS else few
+    grids = [(len(slab.rows) - 1, len(slab.columns) - 1) for slab in drawing.slabs]
+    along = min(MOST_ALONG, most // 4)
+    if sum(map(math.prod, grids)) <= most:
+        return MOST_ALONG
+    if sum(min(rows, along) * min(columns, along) for rows, columns in grids) <= most:
+        return along
+    return max(6, math.isqrt(most // len(grids)))
 
 
 def _steps(sizes: Sequence[int], length: float) -> tuple[float, ...]:
@@ -180,10 +221,10 @@ def _steps(sizes: Sequence[int], length: float) -> tuple[float, ...]:
 
 
 def _slabs(
-    drawing: Drawing, names: Sequence[str], top: float
+    drawing: Drawing, names: Sequence[str], top: float, most_cells: int
 ) -> tuple[list[Markup], float, float, list[str]]:
     """Return the slabs' elements, their width, where they end, and the notes below them."""
-    (width, height), most = _size(drawing), _most(drawing)
+    (width, height), most = _size(drawing), _most(drawing, most_cells)
     plots = []
     for whole in drawing.slabs:
         slab = whole.shortened(most, most, apart=False)
@@ -202,6 +243,8 @@ def _slabs(
     run = drawing.slab_run
     per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
     per_row = most if per_row == 1 else per_row
+    while 2 * per_row <= most and len(plots) > 2 * per_row:  # so that the picture is not tall
+        per_row *= 2
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)

@@ -1,7 +1,8 @@
 """Elements of HTML and SVG, the style sheet of all drawings and pages, and the frame of a page.
 
-In: tags, values and texts. Out: well-formed, self-contained XML without scripts. The
-colours follow the reader's system, light or dark.
+In: tags, values and texts. Out: well-formed, self-contained XML without scripts. Colours are custom
+properties: light or dark as the page around says (a notebook, a site), and where none says, as the
+reader's system does. Text beside drawings has the colour of the page around it.
 """
 
 from __future__ import annotations
@@ -22,31 +23,57 @@ COLORS = {
 }
 LIGHT, DARK = ({kind: both[i] for kind, both in COLORS.items()} for i in (0, 1))
 
+# How pages say that they are light or dark: Furo and other themes of Sphinx, JupyterLab and its
+# exports, VS Code, Colab. Next to ``:where`` all rules weigh the same: the last one decides.
+_SAID_LIGHT = (
+    "[data-theme=light],[data-jp-theme-light=true],.vscode-light,.vscode-high-contrast-light,"
+    "html[theme]:not([theme=dark])"
+)
+_SAID_DARK = (
+    "[data-theme=dark],[data-jp-theme-light=false],.vscode-dark,"
+    ".vscode-high-contrast:not(.vscode-high-contrast-light),html[theme=dark]"
+)
+_OURS = ":is(.meshard,.meshard-drawing,.meshard-page)"
 
-def _colors(of: dict[str, str]) -> str:
-    """Return the rules that set all colours."""
-    fills = "".join(f".meshard-{kind}{{fill:{color}}}" for kind, color in of.items())
-    return (
-        f"{fills}.meshard-card,.meshard-outline{{stroke:{of['frame']}}}"
-        f".meshard-seam{{stroke:{of['card']}}}.meshard{{color:{of['ink']}}}"
-        f".meshard p,.meshard th{{color:{of['faint']}}}"
-        f".meshard th,.meshard td{{border-color:{of['frame']}}}"
-    )
+
+def _properties(of: dict[str, str]) -> str:
+    """Return the declarations of all colours."""
+    return ";".join(f"--meshard-{kind}:{color}" for kind, color in of.items())
 
 
 # Every class begins with the library's name: in a notebook a style sheet applies to all elements.
-SHEET = f"{_colors(LIGHT)}@media (prefers-color-scheme:dark){{{_colors(DARK)}}}"
+SHEET = (
+    f"{_OURS}{{{_properties(LIGHT)}}}"
+    f"@media (prefers-color-scheme:dark){{{_OURS}{{{_properties(DARK)}}}}}"
+    f":where({_SAID_LIGHT}) {_OURS}{{{_properties(LIGHT)}}}"
+    f":where({_SAID_DARK}) {_OURS}{{{_properties(DARK)}}}"
+    + "".join(f".meshard-{kind}{{fill:var(--meshard-{kind})}}" for kind in COLORS)
+    + ".meshard-card,.meshard-outline{stroke:var(--meshard-frame)}"
+    ".meshard-seam{stroke:var(--meshard-card)}"
+)
 _PLACES = (
-    f".meshard{{font:14px/1.45 {FONT}}}"
-    ".meshard h2{font-size:17px;margin:0 0 4px}"
-    ".meshard h3{font-size:14px;margin:22px 0 6px}"
-    ".meshard p{margin:2px 0;max-width:75ch}"
-    ".meshard .wide{overflow-x:auto}"
-    ".meshard table{border-collapse:collapse;font-size:13px}"
-    ".meshard th,.meshard td{padding:3px 12px 3px 0;text-align:left;"
-    "border-bottom-width:1px;border-bottom-style:solid;vertical-align:top}"
+    f".meshard{{font:14px/1.45 {FONT};color:inherit}}"
+    ".meshard h2{font-size:16px;line-height:1.35;font-weight:600;margin:0 0 4px;color:inherit}"
+    ".meshard h3{font-size:14px;font-weight:600;margin:20px 0 6px;color:inherit}"
+    ".meshard p{margin:2px 0;max-width:100ch;font-size:13px}"
+    ".meshard p,.meshard th,.meshard summary{opacity:.78}"
+    ".meshard .wide{overflow-x:auto;max-width:100%;margin:4px 0}"
+    ".meshard .wide>svg{min-width:var(--meshard-least)}"
+    # Notebooks have rules for all tables, which weigh more than one class.
+    ".meshard.meshard table{border-collapse:collapse;font-size:13px;margin:0;border:0}"
+    ".meshard table:has(td:nth-child(5)){width:max-content}.meshard td{max-width:56ch}"
+    ".meshard.meshard :is(th,td){padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
+    "border-bottom:1px solid rgba(128,128,128,.35);vertical-align:top;background:none}"
+    ".meshard.meshard tbody tr:nth-child(n){background:none}"
     ".meshard th{font-weight:500}"
-    ".meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
+    ".meshard.meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
+    ".meshard ul{margin:4px 0;padding-left:22px;max-width:100ch}"
+    ".meshard li{font-size:13px}"
+    ".meshard pre,.meshard code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;"
+    "font-size:12px;line-height:1.4;color:inherit;background:none;border:0}"
+    ".meshard pre{margin:4px 0;padding:0;overflow-x:auto;white-space:pre}"
+    ".meshard summary{cursor:pointer;font-size:13px}"
+    ".meshard details{margin:6px 0}"
     ".meshard .tiles{display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
     ".meshard .chosen{font-weight:600}"
 )
@@ -109,6 +136,18 @@ def wide(*inside: str) -> Markup:
     return element("div", *inside, class_="wide")
 
 
+def preformatted(text: str, *, most: int = 200) -> Markup:
+    """Return lines of text as they are, in a monospaced font; of very many the first."""
+    lines = text.split("\n")
+    rest = [f"… and {len(lines) - most:,} more lines"] * (len(lines) > most)
+    return element("pre", Markup("\n".join(map(xml_text, [*lines[:most], *rest]))))
+
+
+def folded(summary: str, *inside: str) -> Markup:
+    """Return an element that shows its content when the reader asks for it."""
+    return element("details", element("summary", summary), *inside)
+
+
 def fragment(title: str, *parts: str) -> Markup:
     """Return one element for a notebook or a page: its style sheet, a headline and the parts."""
     sheet = element("style", Markup(SHEET + _PLACES))
@@ -116,10 +155,10 @@ def fragment(title: str, *parts: str) -> Markup:
 
 
 def whole_page(title: str, inside: Markup) -> str:
-    """Return an HTML page around a `fragment`."""
+    """Return an HTML page around a `fragment`, which brings the style sheet."""
     ground = (
-        f"body{{margin:24px;background:{LIGHT['card']}}}"
-        f"@media (prefers-color-scheme:dark){{body{{background:{DARK['card']}}}}}"
+        ":root{color-scheme:light dark}"
+        ".meshard-page{margin:24px;background:var(--meshard-card);color:var(--meshard-ink)}"
     )
     head = element(
         "head",
@@ -128,5 +167,5 @@ def whole_page(title: str, inside: Markup) -> str:
         element("title", title),
         element("style", Markup(ground)),
     )
-    page = element("html", head, element("body", inside), lang="en")
+    page = element("html", head, element("body", inside, class_="meshard-page"), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"

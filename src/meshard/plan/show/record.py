@@ -60,7 +60,7 @@ def labels(lines: Sequence[str]) -> dict[str, str]:
     }
 
 
-def records_table(records: Sequence[Record]) -> str:
+def records_table(records: Sequence[Record], *notes: str) -> str:
     """Return a table with one row for all similar communications of one line."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for r in records:
@@ -82,7 +82,7 @@ def records_table(records: Sequence[Record]) -> str:
         for r in group[:1]
     ]
     head = ("line", "operation", "kind", "axes", "array", "count", "per device", "total")
-    return Table(head, rows, "<<<<<>>>").text()
+    return Table(head, rows, "<<<<<>>>", notes, spare=("axes", "array", "per device")).text()
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:

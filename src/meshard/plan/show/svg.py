@@ -11,13 +11,15 @@ from functools import cache
 
 from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_text
 
+LEAST = 560  # pixels below which a drawing scrolls instead of shrinking: texts stay readable
+
 Value = str | float | None
 
 
 def picture(
     width: float, height: float, told: str, parts: Iterable[str], *, sheet: bool = False
 ) -> Markup:
-    """Return one ``<svg>`` element.
+    """Return one ``<svg>`` element: a card, on which the parts can be read on any page.
 
     Args:
         width: its width.
@@ -27,9 +29,11 @@ def picture(
         sheet: whether it contains the style sheet; otherwise the page around it has it.
     """
     wide, high = f"{width:.0f}", f"{height:.0f}"
+    card = rect(0.5, 0.5, round(width) - 1, round(height) - 1, "card", rx=8)
     return element(
         "svg",
         *[element("style", Markup(SHEET))] * sheet,
+        card,
         *parts,
         xmlns="http://www.w3.org/2000/svg",
         class_="meshard-drawing",
@@ -38,10 +42,17 @@ def picture(
         width=wide,
         height=high,
         viewBox=f"0 0 {wide} {high}",
-        style="max-width:100%;height:auto",
+        style=f"--meshard-least:{min(round(width), LEAST)}px;max-width:100%;height:auto",
         font_size=11,
         font_family=FONT,
     )
+
+
+def standalone(svg: Markup, title: str) -> Markup:
+    """Return a drawing that needs no page around it: with its style sheet, and a title."""
+    start, _, rest = svg.partition(">")
+    sheet = "" if rest.startswith("<style>") else element("style", Markup(SHEET))
+    return Markup(f"{start}>{element('title', title)}{sheet}{rest}")
 
 
 @cache

@@ -7,6 +7,7 @@ and irregular layouts, cut points along the edges, thousands of devices.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,8 +38,10 @@ from meshard.plan.captions import (
 )
 from meshard.plan.show.drawing import Drawing, draw_layout
 from meshard.plan.show.raster import Attempt, Line, Raster, Style, attempts, rasterize
+from meshard.plan.show.terminal import ASCII, columns, has_colors, is_encodable, replaced
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
 
@@ -49,7 +52,6 @@ MOST_SLABS = 12
 MOST_SCALE = 100  # a thousand lines
 MOST_WIDTH = 10_000
 LAYOUTS = "A sharding makes one for a shape: sharding.layout(shape)."
-ASCII = str.maketrans("│─┌┐└┘├┤┬┴┼╵╷╴╶⋯⋮⋱", "|-+++++++++||--.:.")
 
 Color = str | Sequence[float]
 
@@ -96,6 +98,8 @@ def drawing_text(
     boxes than fit, those in the middle are left out, and a line below says what is missing.
 
     >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout
+    >>> from meshard.debug import drawing_text
     >>> print(drawing_text(Layout((8, 8), ((0, 2, 8), (0, 8)), np.arange(4).reshape(2, 1, 2))))
       0                       8
     0 ┌───────────────────────┐
@@ -160,8 +164,9 @@ def visualize_sharding(
     Args:
         shape: the shape, of any rank.
         sharding: the sharding.
-        use_color: whether to fill blocks with colour if the terminal supports it; otherwise lines
-            frame them. Each set of devices has its own colour, as long as there are enough.
+        use_color: whether to fill blocks with colour on a terminal that has colours; otherwise, and
+            if ``NO_COLOR`` is set, lines frame them. Each set of devices has its own colour, as
+            long as there are enough. An encoding without such lines gets ``+``, ``-`` and ``|``.
         scale: 1 for about ten lines; widths follow.
         min_width: the least width of a block, its frame included, where there is room for it.
         max_width: the greatest width of the whole; never wider than the terminal.
@@ -174,6 +179,7 @@ def visualize_sharding(
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
     >>> import numpy as np
+    >>> from meshard.debug import visualize_sharding
     >>> from meshard.algebra.mesh import Mesh
     >>> from meshard.algebra.sharding import NamedSharding
     >>> from meshard.algebra.spec import P
@@ -211,7 +217,19 @@ def visualize_array_sharding(
     Raises:
         ArgumentError: if ``arr`` has no sharding.
 
-    Usage: ``visualize_array_sharding(device_put(x, NamedSharding(mesh, P("i"))))``.
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((2, 4), ("x", "y"))
+    >>> x = meshard.device_put(np.ones((4, 8)), meshard.NamedSharding(mesh, meshard.P("x")))
+    >>> meshard.debug.visualize_array_sharding(x, scale=0.5)
+    float64[4,8]  P('x',) over Mesh('x': 2, 'y': 4)
+    2 blocks of [2,8], each on 4 devices
+      0                       8
+    0 ┌───────────────────────┐
+      │        CPU 0-3        │
+    2 ├───────────────────────┤
+      │        CPU 4-7        │
+    4 └───────────────────────┘
     """
     what = "visualize_array_sharding"
     if not isinstance(getattr(arr, "sharding", None), Sharding):
@@ -236,23 +254,29 @@ def _print(
     color_map: Callable[[float], Color] | None,
 ) -> None:
     """Print a layout in the style that the terminal supports."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    width = min(style.max_width, console.width) if console.is_terminal else style.max_width
-    filled = style.filled and console.color_system is not None
-    style = replace(style, max_width=max(width, LEAST_WIDTH), filled=filled)
+    console = _console()
+    width = columns(console.file) or style.max_width
+    filled = style.filled and not console.no_color and console.color_system is not None
+    style = replace(style, max_width=max(min(width, style.max_width), LEAST_WIDTH), filled=filled)
     drawing = draw_layout(layout, platform=platform, max_slabs=MOST_SLABS)
-    lines = _compose(drawing, style)
+    lines, above = _compose(drawing, style), wrap(words, style.max_width)
+    if not is_encodable("\n".join([*above, _plain(lines)]), console.encoding):
+        above = [replaced(line, console.encoding) for line in above]
+        lines = [[(replaced(text, console.encoding), area) for text, area in x] for x in lines]
     picture = _colored(drawing, lines, color_map) if filled else Text(_plain(lines))
-    above = [Text(line, style="bold" if filled else "") for line in wrap(words, style.max_width)]
-    whole = Text("\n").join([*above, picture])
-    try:
-        whole.plain.encode(console.encoding)
-    except (UnicodeEncodeError, LookupError):
-        whole.plain = whole.plain.translate(ASCII)
-    console.print(whole, soft_wrap=True)
+    titles = [Text(line, style="bold" if filled else "") for line in above]
+    console.print(Text("\n").join([*titles, picture]), soft_wrap=True)
+
+
+def _console() -> Console:
+    """Return a console for standard output, with colours if the environment says so."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    colored = has_colors(console.file) or (console.is_jupyter and not os.environ.get("NO_COLOR"))
+    return Console(highlight=False, force_terminal=colored, no_color=not colored)
 
 
 def _plain(lines: Sequence[Line]) -> str:

@@ -139,7 +139,7 @@ def check_whole(world: RuntimeWorld, tree: KeptTree, what: str) -> None:
     if names:
         ahead = [p for p, some in zip(world.processes, told, strict=True) if some]
         raise DataLoss(
-            f"{what}: {', '.join(names[:8])}{', …' if len(names) > 8 else ''} may be of "
+            f"{what}: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''} may be of "
             f"different steps: when a process was lost, {numbered(ahead)} had already made "
             "arrays that others had not. Restore what elastic.protect keeps, whose versions "
             "are complete on all processes, or a checkpoint."

@@ -79,7 +79,7 @@ class LossSimulation:
         return f"LossSimulation({dead}, {self.lost_bytes} bytes gone, {self.restored!r})"
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.dead[:12])) + (", …" if len(self.dead) > 12 else "")
+        shown = ", ".join(map(str, self.dead[:12])) + (", ..." if len(self.dead) > 12 else "")
         lines = [
             f"{len(self.dead):,} of {count_text(self.processes, 'process')} die: {shown}",
             f"  gone     {bytes_text(self.lost_bytes)} that nobody has any more",
@@ -123,6 +123,7 @@ def simulate_loss(
         TreeError, ShardingError: if ``place`` does not return shardings for the tree.
 
     >>> import meshard
+    >>> from meshard.elastic import simulate_loss
     >>> from meshard.testing import virtual_devices
     >>> def place(devices):
     ...     return meshard.NamedSharding(

@@ -350,7 +350,7 @@ class RestorePlan:
         if self.checkpoint is not None:
             head.append(f"  read     {bytes_text(self.bytes_read)} of {self.checkpoint}")
         for name, boxes in list(self.lost.items())[:_ROWS]:
-            shown = ", ".join(map(str, boxes[:4])) + (", …" if len(boxes) > 4 else "")
+            shown = ", ".join(map(str, boxes[:4])) + (", ..." if len(boxes) > 4 else "")
             head.append(f"  nobody has {name} {shown}")
         return "\n".join([*head, "", self._table().text()])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -21,15 +21,25 @@ from meshard.errors import (
     IndexingError,
     NotAddressableError,
 )
+from meshard.plan.show.pictured import Drawn, Pictured
 from meshard.runtime.array.fetch import element_place, gathered, picked
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
-from meshard.runtime.array.show import array_html, array_repr, array_str
+from meshard.runtime.array.show import (
+    array_parts,
+    array_repr,
+    array_str,
+    array_svg,
+    array_title,
+)
 from meshard.runtime.callers import user_line
 from meshard.runtime.memory.exported import exported
 from meshard.runtime.missing import missing_boxes
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.world import here
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 _SAYS_READ_ONLY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 """Whether NumPy's DLPack form says that memory is read-only."""
@@ -37,7 +47,7 @@ _SAYS_READ_ONLY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 @final
 @dataclass(frozen=True, eq=False)
-class Shard:
+class Shard(Pictured):
     """One device's piece of an array.
 
     Attributes:
@@ -45,6 +55,13 @@ class Shard:
         index: the tuple of slices that it holds of the global array.
         replica_id: its number among the devices that hold the same index, from 0.
         data: the piece as an array on that device; None where another process holds it.
+
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x"))
+    >>> third = meshard.device_put(np.arange(8), rows).addressable_shards[3]
+    >>> third.device, third.index, third.replica_id, third.data.tolist()
+    (CpuDevice(id=3), (slice(2, 4, None),), 1, [2, 3])
     """
 
     device: Device
@@ -59,6 +76,24 @@ class Shard:
             f"data={self.data})"
         )
 
+    def _title(self) -> str:
+        spans = ", ".join(map(_span, self.index))
+        return f"Shard [{spans}] on {self.device}, replica {self.replica_id}"
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.plan.show.page import element
+
+        data: Any = self.data
+        if data is None:
+            yield element("p", f"process {self.device.process_index} holds it")
+        else:
+            yield from data._parts()
+
+
+def _span(one: slice) -> str:
+    """Return a slice as it is written."""
+    return ":" if one == slice(None) else f"{one.start}:{one.stop}"
+
 
 class _OneArrayType(type):
     """Makes values inside a transformation instances of `Array`, for users' ``isinstance``."""
@@ -68,13 +103,24 @@ class _OneArrayType(type):
 
 
 @final
-class Array(ArrayMethods, metaclass=_OneArrayType):
+class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
     """One logical N-D array, spread over devices, programmed as if it were one.
 
     Arrays come from `device_put`, ``make_array_from_callback``, the functions of
     ``meshard.numpy`` and from operations on other arrays; they are immutable. Replicas within one
     process share one block. ``isinstance(x, Array)`` holds for what stands for an array inside
     `jit` and `shard_map` too.
+
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> tiles = meshard.NamedSharding(mesh, meshard.P("x", "y"))
+    >>> x = meshard.device_put(np.arange(32.0).reshape(8, 4), tiles)
+    >>> x.shape, x.sharding.spec, x.addressable_data(0).shape
+    ((8, 4), P('x', 'y'), (2, 2))
+    >>> y = x.at[0].set(1.0)  # x[0] = 1.0 is refused: arrays never change
+    >>> float(x[0, 3]), float(y[0, 3]), (x + y).sharding.spec
+    (3.0, 1.0, P('x', 'y'))
     """
 
     __slots__ = ("__weakref__", "_blocks", "_born", "_note", "_type")
@@ -371,8 +417,15 @@ class Array(ArrayMethods, metaclass=_OneArrayType):
     def __repr__(self) -> str:
         return array_repr(self._type, self._blocks)
 
-    def _repr_html_(self) -> str:
-        return array_html(self._type, self._blocks)
+    def _title(self) -> str:
+        return array_title(self._type)
+
+    def _svg(self) -> Markup:
+        return array_svg(self._type)
+
+    def _parts(self) -> Iterator[Markup]:
+        note = self._note if self._blocks is None else ""
+        return array_parts(self._type, self._blocks, note)
 
 
 _ORDERS = ("C", "F", "A", "K")
@@ -427,6 +480,14 @@ def live_arrays(platform: str | None = None) -> list[Array]:
 
     Raises:
         ConfigError: if ``platform`` is not ``"cpu"``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> x = mnp.ones(3)
+    >>> any(y is x for y in meshard.live_arrays())
+    True
+    >>> x.delete()
+    >>> any(y is x for y in meshard.live_arrays())
+    False
     """
     if platform is not None and not is_text(platform, "cpu"):
         raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; use 'cpu'.")

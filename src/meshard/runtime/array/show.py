@@ -1,20 +1,31 @@
 """Showing arrays: the texts that Python prints, and what a notebook draws.
 
-Only the elements that are shown are fetched: the edges of a large array, the local pieces of one
-that spans processes. Nothing is ever sent.
+In: a type, and the blocks of this process. Out: text, and the parts of a page: a line of facts, a
+drawing, and the values folded below. Only the elements that are shown are fetched: the edges of a
+large array, the local pieces of one that spans processes. Nothing is ever sent.
 """
 
 from __future__ import annotations
 
-from html import escape
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshard.runtime.array.fetch import gathered, picked
+from meshard.runtime.missing import missing_boxes
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks, dtype_name
 from meshard.runtime.world import here
 
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
+
 _MOST_PIECES = 8
+_TINY = 8  # elements that a notebook shows unfolded
+_FEW = 200  # elements that it shows all of
+_LINES = 40  # of values
+_BOXES = 3  # that are named where some are missing
 
 
 def array_repr(kind: ArrayType, blocks: Blocks | None) -> str:
@@ -53,14 +64,98 @@ def array_str(kind: ArrayType, blocks: Blocks | None) -> str:
     return str(value[()]) if not kind.shape else np.array2string(value, threshold=threshold)
 
 
-def array_html(kind: ArrayType, blocks: Blocks | None) -> str:
-    """Return an array's text, and a picture of how it is laid out."""
-    text = f"<pre>{escape(array_repr(kind, blocks))}</pre>"
-    if blocks is None:
-        return text
-    from meshard.plan.show.layout_svg import drawing_svg
+def array_title(kind: ArrayType) -> str:
+    """Return dtype, shape and sharding of an array in one line."""
+    from meshard.plan.captions import sharding_summary
 
-    return text + str(drawing_svg(kind.layout, title=f"{kind.str_short()}  {kind.sharding!r}"))
+    return f"{kind.str_short()} · {sharding_summary(kind.sharding)}"
+
+
+def array_svg(kind: ArrayType) -> Markup:
+    """Return the drawing of how an array is laid out, for a page that has the style sheet."""
+    from meshard.plan.captions import layout_summary, platform_of
+    from meshard.plan.show.layout_svg import dims_of, schematic
+
+    names = dims_of(kind.sharding, kind.ndim)
+    title = f"{array_title(kind)}\n{layout_summary(kind.layout)}"
+    return schematic(kind.layout, title, names, platform=platform_of(kind.sharding))
+
+
+def type_parts(kind: ArrayType, *state: str) -> Iterator[Markup]:
+    """Yield what a notebook shows of an array without values: facts, and the drawing.
+
+    Args:
+        kind: the array's type.
+        state: more facts, which come first.
+    """
+    from meshard.plan.captions import layout_summary, platform_of, process_summary
+    from meshard.plan.show.layout_svg import dims_of, schematic
+    from meshard.plan.show.page import element, wide
+
+    layout, sharding = kind.layout, kind.sharding
+    facts = [*state, *_sizes(kind), layout_summary(layout)]
+    facts += ["uncommitted: it moves to where it is used"] * kind.unplaced
+    owners = process_summary(sharding.device_order)
+    facts += [owners] * (0 < len(owners) < 200)
+    yield element("p", " · ".join(facts))
+    if sharding.num_devices > 1 and kind.size:
+        names = dims_of(sharding, kind.ndim)
+        yield wide(schematic(layout, "", names, platform=platform_of(sharding)))
+
+
+def array_parts(kind: ArrayType, blocks: Blocks | None, note: str) -> Iterator[Markup]:
+    """Yield what a notebook shows of an array: facts, the drawing, and values.
+
+    Args:
+        kind: its type.
+        blocks: the blocks of this process; None if they were deleted.
+        note: how they were.
+    """
+    from meshard.plan.show.page import element, folded, preformatted
+
+    if blocks is None:
+        yield element("p", note)
+        return
+    lost = missing_boxes(here(), kind)
+    state = []
+    if lost:
+        more = f" and {len(lost) - _BOXES:,} more" * (len(lost) > _BOXES)
+        state.append(f"missing: {', '.join(map(str, lost[:_BOXES]))}{more}, which nobody holds")
+    facts, *drawing = type_parts(kind, *state)
+    yield facts
+    values = [preformatted(_few_values(kind, blocks), most=_LINES)] * bool(kind.size)
+    if kind.complete and kind.size <= _TINY:
+        yield from (*values, *drawing)
+        return
+    told = "values"
+    if not kind.complete:
+        told = f"values of {len(kind.local):,} of {kind.layout.piece_count:,} blocks: those here"
+    yield from (*drawing, folded(told, *values))
+
+
+def _sizes(kind: ArrayType) -> Iterator[str]:
+    """Yield the bytes of an array: once, on each device, and with all copies."""
+    from meshard.plan.captions import size_text
+
+    yield size_text(kind.nbytes)
+    own = math.prod(kind.layout.largest_piece) * kind.dtype.itemsize
+    if kind.sharding.num_devices > 1 and kind.size:
+        yield f"{'' if kind.layout.even else 'at most '}{size_text(own)} on each device"
+        if kind.layout.replicas > 1 and kind.layout.regular:
+            yield f"{size_text(kind.nbytes * kind.layout.replicas)} with all copies"
+
+
+def _few_values(kind: ArrayType, blocks: Blocks) -> str:
+    """Return some values: the edges of a large array, with fewer the more dims there are."""
+    edge = {1: 4, 2: 3, 3: 2}.get(kind.ndim, 1)
+    with np.printoptions(edgeitems=edge, threshold=_FEW, linewidth=100):
+        if not kind.complete:
+            lines = _local_repr(kind, blocks).split("\n")[1:]
+        elif kind.dtype == KEY:
+            lines = _key_words(kind, blocks).split("\n")
+        else:
+            lines = array_str(kind, blocks).split("\n")
+    return "\n".join(lines)
 
 
 def _shown(kind: ArrayType, blocks: Blocks) -> tuple[Block, int]:

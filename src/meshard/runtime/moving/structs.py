@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError, SpecError
+from meshard.plan.show.pictured import Drawn
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.show import array_svg, array_title, type_parts
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
 from meshard.runtime.types import ArrayLike, ArrayType, Shaped, dtype_name
 from meshard.runtime.world import here
 
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
+
 
 @final
-class ShapeDtypeStruct(Shaped):
+class ShapeDtypeStruct(Shaped, Drawn):
     """The shape, dtype and, optionally, sharding of an array that need not exist.
 
     Args:
@@ -32,7 +37,8 @@ class ShapeDtypeStruct(Shaped):
         ShardingError: if ``sharding`` is not a sharding.
         SpecError: if its spec is longer than the rank.
 
-    >>> x = ShapeDtypeStruct((2, 3), "float32")
+    >>> import meshard
+    >>> x = meshard.ShapeDtypeStruct((2, 3), "float32")
     >>> x
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     >>> x.update(shape=(4,)).nbytes
@@ -101,6 +107,21 @@ class ShapeDtypeStruct(Shaped):
             f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype_name(self.dtype)}{shown_sharding})"
         )
 
+    def _title(self) -> str:
+        return array_title(typeof(self)) if self.sharding is not None else repr(self)
+
+    def _svg(self) -> Markup:
+        return array_svg(typeof(self))
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.plan.captions import size_text
+        from meshard.plan.show.page import element
+
+        if self.sharding is None:
+            yield element("p", f"no values, {size_text(self.nbytes)}, no sharding")
+            return
+        yield from type_parts(typeof(self), "no values")
+
     def __reduce__(self) -> tuple[object, ...]:
         return _struct, (self.shape, self.dtype, self.sharding)
 
@@ -115,8 +136,8 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     Raises:
         DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of them.
 
-    >>> import numpy as np
-    >>> typeof(np.ones((2, 3)))
+    >>> import meshard, numpy as np
+    >>> meshard.typeof(np.ones((2, 3)))
     float64[2,3]
     """
     if isinstance(x, (Array, Traced)):

@@ -20,7 +20,7 @@ from types import CodeType
 from typing import NamedTuple, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.runtime.callers import is_ours, line_of, stated_line
+from meshard.runtime.callers import is_ours, line_of, place_text, stated_line
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.canonical import digest, shortened
 from meshard.runtime.settings import CHECK
@@ -182,7 +182,7 @@ class RememberedStep(NamedTuple):
         """Return the step as it is reported to others."""
         token, line = self.token, self.code
         if not isinstance(line, str):
-            line = f"{line.co_filename}:{line_of(line, self.place)}"
+            line = place_text(line.co_filename, line_of(line, self.place))
         return StepReport(
             token.running.members, self.step, self.hash, token.number, token.text, line
         )

@@ -17,8 +17,10 @@ from meshard.algebra.arguments import path_of
 from meshard.plan.captions import amount_text, size_text, time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
-from meshard.plan.show.page import Markup, element, fragment, whole_page, wide
+from meshard.plan.show.page import Markup, element, wide
+from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import line_width
 from meshard.transforms.explain.reasons import Notice
 from meshard.transforms.explain.timeline import Bar, timeline
 from meshard.transforms.program.program import short_line
@@ -26,7 +28,8 @@ from meshard.transforms.program.program import short_line
 _WIDTH = 120
 _ROWS, _PAGE_ROWS = 80, 500
 _NAMES = 3
-_WARNINGS = 20
+_SPARE = ("memory", "on one device", "per device", "layout")
+_WARNINGS, _PAGE_WARNINGS = 20, 100
 
 _FIELDS = (
     *("name", "topology", "devices", "total_bytes", "bytes_per_device", "received", "seconds"),
@@ -135,7 +138,7 @@ def _summed(parts: Any) -> dict[int, int]:
 
 @final
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Drawn):
     """What a program does, what it moves, why, and how long that takes: before it runs.
 
     `meshard.explain` makes it. Printed it is a table with a row for each step, totals, and a
@@ -219,22 +222,27 @@ class Explanation:
             path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
         """
         target = None if path is None else path_of(path, "Explanation.to_html")
-        text = whole_page(self._headline, self._repr_html_())
+        text = super().to_html()
         if target is not None:
             write_text(target, text, "Explanation.to_html")
         return text
 
-    def _repr_html_(self) -> Markup:
-        return fragment(self._headline, *self._parts())
+    def _title(self) -> str:
+        return self._headline
+
+    def _svg(self) -> Markup:
+        return timeline(self.devices, [_bar(s) for s in self.steps if s.counted])
 
     def _parts(self) -> Iterator[Markup]:
         yield self._totals().html()
         if self.warnings:
             yield element("h3", "What becomes whole, or is split otherwise")
-            yield element("ul", *[element("li", _sentence(w)) for w in self.warnings])
+            shown = [element("li", _sentence(w)) for w in self.warnings[:_PAGE_WARNINGS]]
+            rest = len(self.warnings) - _PAGE_WARNINGS
+            yield element("ul", *shown, *[element("li", f"and {rest:,} more")] * (rest > 0))
         if any(s.communications for s in self.steps):
             yield element("h3", "Communication of each device")
-            yield wide(timeline(self.devices, [_bar(s) for s in self.steps if s.counted]))
+            yield wide(self._svg())
         yield element("h3", "Steps")
         rest = len(self.steps) - _PAGE_ROWS
         notes = [f"and {rest:,} more steps"] if rest > 0 else []
@@ -251,7 +259,7 @@ class Explanation:
         )
 
     def _totals(self) -> Table:
-        most = "" if all(s.exact for s in self.steps) else "≤ "
+        most = "" if all(s.exact for s in self.steps) else "<= "
         decided = any(s.turns is None for s in self.steps)
         more = " (values decide; loops and branches are counted once)" * decided
         memory = f"{size_text(self.peak_bytes)}, of which {size_text(self.argument_bytes)}"
@@ -269,7 +277,7 @@ class Explanation:
             who, _, why = told.partition(": ")
             what = f"step{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
             rows.append((f"run by {who}", f"{what}, because {why}" if why else what))
-        return Table((), rows, "<<")
+        return Table((), rows, "<~")
 
     def _table(
         self, steps: Sequence[ExplainedStep], *, brief: bool = False, notes: Sequence[str] = ()
@@ -283,10 +291,11 @@ class Explanation:
             for s in steps
         ]
         head = ("line", "step", "on one device", "layout", "moves", *numbers)
-        return Table(head, [r[: len(head)] for r in rows], "<<<<<" + ">" * len(numbers), notes)
+        align = "<<<~~" + ">" * len(numbers)
+        return Table(head, [r[: len(head)] for r in rows], align, notes, spare=_SPARE)
 
     def __str__(self) -> str:
-        shown = self.steps
+        shown, width = self.steps, line_width(_WIDTH)
         if len(shown) > _ROWS:
             shown = tuple([s for s in shown if s.communications])
         rest = len(self.steps) - len(shown)
@@ -294,13 +303,13 @@ class Explanation:
         lines = [self._headline, *notes]
         if shown:
             table = self._table(shown, notes=notes)
-            if table.width > _WIDTH:  # pages and JSON have all of it
+            if table.width > width:  # pages and JSON have all of it
                 table = self._table(shown, brief=True, notes=notes)
-            lines = [self._headline, table.text(_WIDTH)]
-        lines += ["", self._totals().text(None)]
+            lines = [self._headline, table.text(width)]
+        lines += ["", self._totals().text(width)]
         if self.warnings:
             told = map(_sentence, self.warnings[:_WARNINGS])
-            lines += ["", *(textwrap.fill(t, _WIDTH, subsequent_indent="  ") for t in told)]
+            lines += ["", *(textwrap.fill(t, width, subsequent_indent="  ") for t in told)]
         if len(self.warnings) > _WARNINGS:
             lines.append(f"and {len(self.warnings) - _WARNINGS:,} more")
         return "\n".join(lines)
@@ -319,7 +328,7 @@ def _sentence(notice: Notice) -> str:
 def _words(s: ExplainedStep) -> tuple[str, ...]:
     """Return where a step is written, what it is, how values are laid out, and what moves."""
     names, before, after = s.name.split("+"), *map(_layouts, (s.before, s.after))
-    name = s.name if len(names) <= _NAMES else f"{names[0]}+…+{names[-1]}"
+    name = s.name if len(names) <= _NAMES else f"{names[0]}+...+{names[-1]}"
     kinds = dict.fromkeys((c.kind, c.axes) for c in s.communications)
     return (
         short_line(s.line) or "-",
@@ -342,7 +351,7 @@ def _turns(s: ExplainedStep) -> str:
 def _amounts(s: ExplainedStep, amount: Callable[[int], str]) -> tuple[str, str, str]:
     if not s.communications:
         return "", "", ""
-    most = "" if s.exact else "≤ "
+    most = "" if s.exact else "<= "
     own, total = f"{most}{amount(s.bytes_per_device)}", f"{most}{amount(s.total_bytes)}"
     return own, total, time_text(s.seconds)
 

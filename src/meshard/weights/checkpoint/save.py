@@ -22,6 +22,7 @@ from meshard.errors import (
     ArgumentError,
 )
 from meshard.plan.figures.window import checked_window
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
@@ -47,6 +48,7 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     max_bytes: int | None = None,
     wait: bool = True,
+    progress: Progress = None,
 ) -> SaveHandle:
     """Save a tree of arrays.
 
@@ -71,6 +73,9 @@ def save(
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
         wait: whether to return only when the checkpoint is complete. Otherwise it is written behind
             the program, which may go on, delete and donate the arrays.
+        progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
+            longer than a second; or a function, which each process calls with the bytes that it has
+            written, and those that it will have written. A save behind the program shows none.
 
     Returns:
         The handle of the save: `SaveHandle.wait` raises its error.
@@ -83,7 +88,8 @@ def save(
         UnequalError: if the processes give different values for a leaf that is not spread.
         DeletedArrayError: if an array was deleted.
 
-    >>> import tempfile, numpy as np, meshard
+    >>> import numpy as np, meshard, tempfile
+    >>> from meshard.checkpoint import save
     >>> tree = {"w": meshard.numpy.arange(6.0), "epoch": 3}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     handle = save(folder + "/run", tree)
@@ -93,6 +99,7 @@ def save(
     what = "checkpoint.save"
     for name, given in (("overwrite", overwrite), ("wait", wait)):
         flag_of(given, what, name)
+    asked = checked_progress(progress, what)
     window = checked_window(max_bytes, what)
     count_of(shard_bytes, what, "shard_bytes", least=1)
     root, after = _place(path, step, keep, what)
@@ -107,13 +114,15 @@ def save(
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
     slab = slab_bytes_of(window, len(world.processes), world.workers.threads)
-    job = request.job(kind, slab, wait=wait)
     handle = SaveHandle(root)
-    if wait:
+    if not wait:
+        handle._start(world, request.job(kind, slab, wait=False).run_alone)
+        return handle
+    total = sum([s.entry.nbytes for s in sources]) // len(world.processes)
+    with telling(asked, "saving", first=world.process_index == world.first) as tell:
+        job = request.job(kind, slab, told=adding(tell, total))
         job.start()
         job.run()
-    else:
-        handle._start(world, job.run_alone)
     return handle
 
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshard.algebra.arguments import shape_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import KeyMapError, ShapeError
-from meshard.runtime.callers import is_ours
+from meshard.runtime.callers import is_ours, place_text
 from meshard.weights.maps.form import Form, check_count, joined, source_form
 
 FUNCTIONS: dict[Callable[..., object], Callable[..., object]] = {}
@@ -31,7 +32,7 @@ def user_line() -> str:
         if not is_ours(module) and not module.startswith("numpy."):
             break
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return place_text(frame.f_code.co_filename, frame.f_lineno)
 
 
 def refuse(why: str) -> NoReturn:
@@ -43,6 +44,7 @@ def _impure(what: str) -> NoReturn:
     refuse(f"the loader is not pure movement: {what} depends on values, which a map does not have")
 
 
+@bounded
 @final
 class AbstractArray(NDArrayOperatorsMixin):
     """An array without values."""

@@ -31,7 +31,9 @@ class _Weights(Mapping[str, AbstractArray]):
     def __getitem__(self, name: str) -> AbstractArray:
         if name not in self.known:
             some = ", ".join(map(repr, list(self.known)[:3]))
-            raise KeyMapError(f"record: the loader reads {name!r}, but the sources are {some}, ….")
+            raise KeyMapError(
+                f"record: the loader reads {name!r}, but the sources are {some}, ...."
+            )
         if name not in self._arrays:
             self._arrays[name] = AbstractArray(source_form(name, *self.known[name]))
         return self._arrays[name]
@@ -65,6 +67,7 @@ def record(loader: Loader, sources: Sources) -> KeyMap:
             message names its line.
 
     >>> import numpy as np
+    >>> from meshard.checkpoint import record
     >>> def loader(w):
     ...     return {"qkv": np.concatenate([w["q"], w["k"], w["v"]]).T}
     >>> map = record(loader, {n: ((4, 8), "f4") for n in "qkv"})

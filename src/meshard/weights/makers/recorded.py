@@ -97,7 +97,7 @@ class Recorded(Rule):
 
 def _brief(names: Sequence[str]) -> str:
     if len(names) > 4:
-        return f"{names[0]} … {names[-1]} ({len(names)})"
+        return f"{names[0]} ... {names[-1]} ({len(names)})"
     return several(names) if names else ""
 
 

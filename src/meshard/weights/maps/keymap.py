@@ -96,7 +96,7 @@ class Mapped:
             if other in dict(listed)
         ]
         left = len(self.recipes) - len(listed)
-        notes = [f"… and {left:,} more"] if left else []
+        notes = [f"... and {left:,} more"] if left else []
         return Table(("tensor", "shape", "dtype", "made of", "how"), rows, "<<<<<", notes)
 
     def check_shardings(
@@ -121,7 +121,7 @@ class Mapped:
 
 def _made_of(sources: Sequence[str]) -> str:
     if len(sources) > 4:
-        return f"{sources[0]} … {sources[-1]} ({len(sources)})"
+        return f"{sources[0]} ... {sources[-1]} ({len(sources)})"
     return rules.several(sources) if sources else ""
 
 
@@ -142,6 +142,7 @@ class KeyMap:
     ``{e}``), ``{name}`` for one part of a name without dots, ``{*}`` and ``{name*}``
     for any text.
 
+    >>> from meshard.checkpoint import KeyMap
     >>> layer = "model.layers.{i}.self_attn."
     >>> map = KeyMap().fuse(
     ...     [f"{layer}{w}_proj.weight" for w in "qkv"],
@@ -242,8 +243,8 @@ class KeyMap:
 
         >>> w = {f"experts.{e}.w1": ((4, 2), "f4") for e in range(8)}
         >>> print(KeyMap().stack("experts.{e}.w1", "w1").apply(w))
-        tensor  shape      dtype    made of                          how
-        w1      [8, 4, 2]  float32  experts.0.w1 … experts.7.w1 (8)  stack
+        tensor  shape      dtype    made of                            how
+        w1      [8, 4, 2]  float32  experts.0.w1 ... experts.7.w1 (8)  stack
         """
         return self.add(rules.Stack(source, to, dim=dim))
 
@@ -559,7 +560,7 @@ def _left(stage: Stage, tree: Tree, *, refuse: bool = True) -> list[str]:
         some = ", ".join(map(repr, left[:3]))
         raise KeyMapError(
             f"KeyMap: no rule matches {len(left):,} of the tensors: {some}"
-            f"{', …' if len(left) > 3 else ''}. Add rules for them, or say what becomes of them: "
+            f"{', ...' if len(left) > 3 else ''}. Add rules for them, or say what becomes of them: "
             'rest="keep" or rest="drop".'
         )
     if stage.rest == "drop":

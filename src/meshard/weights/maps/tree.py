@@ -204,7 +204,7 @@ class Tree:
             scales = _scales(work, nodes, len(new))
         except KeyMapError as error:
             shapes = ", ".join([f"{n!r} of shape {s}" for n, s, _ in before[:4]])
-            shapes += ", …" if len(before) > 4 else ""
+            shapes += ", ..." if len(before) > 4 else ""
             kind = "tensors" if len(before) > 1 else "tensor"
             raise KeyMapError(f"{rule}: {kind} {shapes}: {error}.") from None
         told = rule.partition(": ")[2].partition(" ")[0]

@@ -1,0 +1,93 @@
+"""What the page about JAX says of both libraries: each row is asked of both."""
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshard
+import meshard.numpy as mnp
+from meshard.sharding import NamedSharding, P
+
+
+class Both:
+    """One mesh and one array in each library, and what an expression gives."""
+
+    def __init__(self, jax: ModuleType) -> None:
+        auto = (jax.sharding.AxisType.Auto,) * 2
+        j = jax.make_mesh((4, 2), ("x", "y"), axis_types=auto)
+        m = meshard.make_mesh((4, 2), ("x", "y"))
+        jax_split = jax.sharding.NamedSharding(j, jax.sharding.PartitionSpec("x", "y"))
+        rows = np.arange(32.0).reshape(8, 4)
+        lows = {"b16": "bfloat16", "i32": "int32", "f32": "float32", "f8": "float8_e4m3fn"}
+        self.names: dict[str, dict[str, Any]] = {}
+        for who, numpy, lax, random, x in (
+            ("jax", jax.numpy, jax.lax, jax.random, jax.device_put(rows, jax_split)),
+            (
+                "meshard",
+                mnp,
+                meshard.lax,
+                meshard.random,
+                meshard.device_put(rows, NamedSharding(m, P("x", "y"))),
+            ),
+        ):
+            ones = {short: numpy.ones(1, dtype) for short, dtype in lows.items()}
+            self.names[who] = {"np": numpy, "lax": lax, "random": random, "x": x, **ones}
+
+    def found(self, who: str, expression: str) -> str:
+        try:
+            value = eval(expression, {"numpy": np, **self.names[who]})
+        except (ValueError, TypeError, IndexError):
+            return "refused"
+        return str(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+@pytest.fixture(scope="module")
+def both(jax: ModuleType) -> Both:
+    return Both(jax)
+
+
+ROWS = [
+    ("np.ones(3).dtype", "float32", "float64"),
+    ("np.arange(3).dtype", "int32", "int64"),
+    ("(i32 + f32).dtype", "float32", "float64"),
+    ("(i32 / i32).dtype", "float32", "float64"),
+    ("(f32 * numpy.float64(2)).dtype", "float32", "float64"),
+    ("(f32 * 2.0).dtype", "float32", "float32"),
+    ("(b16 + i32).dtype", "bfloat16", "bfloat16"),
+    ("(b16 + f8).dtype", "refused", "float32"),
+    ("np.arange(8.0)[9]", "7.0", "refused"),
+    ("np.zeros(3).at[9].set(1)", "[0.0, 0.0, 0.0]", "refused"),
+    ("np.zeros(3).at[9].set(1, mode='drop')", "[0.0, 0.0, 0.0]", "[0.0, 0.0, 0.0]"),
+    ("lax.dynamic_slice(np.arange(5), (9,), (2,))", "[3, 4]", "[3, 4]"),
+    ("x[[0, 1]].shape", "refused", "(2, 4)"),
+    ("np.sum([1, 2])", "refused", "3"),
+    ("x + [1, 2, 3, 4]", "refused", "refused"),
+    ("tuple(x[1:].sharding.spec)", "(None, 'y')", "('x', 'y')"),
+    ("tuple(x.reshape(-1).sharding.spec)", "('x',)", "(('x', 'y'),)"),
+    ("random.PRNGKey(0)", "[0, 0]", "[0, 0]"),
+]
+
+
+@pytest.mark.parametrize(("expression", "in_jax", "here"), ROWS, ids=[row[0] for row in ROWS])
+def test_the_table_is_right(both: Both, expression: str, in_jax: str, here: str) -> None:
+    assert (both.found("jax", expression), both.found("meshard", expression)) == (in_jax, here)
+
+
+def test_integers_divided_by_zero(both: Both) -> None:
+    assert both.found("jax", "np.arange(3) // 0") == "[-1, -2, -2]"
+    with pytest.warns(RuntimeWarning):
+        assert both.found("meshard", "np.arange(3) // 0") == "[0, 0, 0]"
+
+
+def test_random_numbers_differ(both: Both) -> None:
+    drawn = {who: both.found(who, "random.normal(random.key(0), (2,))") for who in both.names}
+    assert drawn["jax"] != drawn["meshard"]
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap", "pmap"])
+def test_what_is_missing_says_what_to_use(jax: ModuleType, name: str) -> None:
+    assert hasattr(jax, name)
+    with pytest.raises(AttributeError, match=r"derivative|lax.map|shard_map"):
+        getattr(meshard, name)
