@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import meshard
+import meshard.checkpoint
+import meshard.elastic
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.algebra.pictured import HasDrawing, HasPage
@@ -133,7 +135,8 @@ def test_a_form_is_well_formed_and_in_one_piece(made, name):
     # Styles apply to the whole notebook: each rule must be about what is ours.
     for selectors in re.findall(r"([^{}]+)\{", root.findtext(".//style")):
         if not selectors.startswith("@media") and ":is(.meshard," not in selectors:
-            assert all(one.startswith(".meshard") for one in selectors.split(",")), selectors
+            apart = re.sub(r"\([^)]*\)", "()", selectors).split(",")
+            assert all(one.startswith(".meshard") for one in apart), selectors
 
 
 def inside(drawing):
@@ -262,3 +265,16 @@ def test_explanations_are_written_where_asked(made, tmp_path):
     assert told.to_html(path) == told.to_html() == path.read_text(encoding="utf-8")
     assert told.save_html(path) == path
     assert "<svg" in told.save_svg(tmp_path / "told.svg").read_text(encoding="utf-8")
+
+
+def test_what_prints_as_a_table_is_shown_as_one(tmp_path):
+    meshard.checkpoint.save(tmp_path / "a", {ODD: put(np.ones((8, 4)), "i"), "w": mnp.ones(3)})
+    found = meshard.checkpoint.metadata(tmp_path / "a")
+    root = ElementTree.fromstring(found._repr_html_())
+    assert root.findtext("h2").endswith(": 2 tensors, 280 bytes")
+    assert [row[0].text for row in root.iter("tr")][1:] == list(found.tensors)
+    rules = meshard.checkpoint.KeyMap().rename("a<{i}>", "b.{i}")
+    root = ElementTree.fromstring(rules._repr_html_())
+    assert root.findtext("pre") == str(rules)
+    back = meshard.elastic.Recovery((1,), (), (0, 2), "psum", 3, "In[2]:4", 0.5)
+    assert ElementTree.fromstring(back._repr_html_()).findtext("pre") == str(back)
