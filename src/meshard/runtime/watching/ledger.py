@@ -181,6 +181,7 @@ def ledger() -> Iterator[Ledger]:
         The `Ledger`; ledgers may nest, and each sees all that happens inside it.
 
     >>> import numpy as np, meshard
+    >>> from meshard.debug import ledger
     >>> with ledger() as log:
     ...     x = meshard.device_put(np.arange(4), meshard.devices()[0])
     >>> print(log)
@@ -211,6 +212,7 @@ def budget(
         ArgumentError: if a size cannot be read, or neither limit is given.
 
     >>> import numpy as np, meshard
+    >>> from meshard.debug import budget
     >>> with budget("1 MB") as used:
     ...     x = meshard.numpy.arange(4.0) + 1
     >>> used.total_bytes

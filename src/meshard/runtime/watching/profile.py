@@ -263,6 +263,7 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         OSError: if the file cannot be written; an existing file then stays as it was.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.debug import profile
     >>> with profile() as seen:
     ...     x = mnp.arange(4.0) + 1
     >>> [event.name for event in seen.events if event.category == "operation"]
