@@ -255,7 +255,13 @@ def _itself(x: Block) -> Block:
     return x
 
 
+def _again(x: Block, *, number: int) -> Block:
+    return x
+
+
 register(Op("stop_gradient", "... -> ...", _itself, dtypes=same_dtype, style="view"))
+# What is computed behind it is not taken for what was computed before, whose number is another.
+register(Op("again", "... -> ...", _again, dtypes=same_dtype, style="view"))
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))

@@ -150,6 +150,7 @@ UNARY: dict[str, Any] = {
     "logistic": lambda y, x: _mul(y, o.subtract(1, y)),
     "nan_to_num": lambda y, x, **_: o.isfinite(x),
     "reduce_precision": 1.0,
+    "again": 1.0,
 }
 """For each row of one operand its derivative, from the result and the operand."""
 

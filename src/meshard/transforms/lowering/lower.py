@@ -45,7 +45,7 @@ from meshard.transforms.lowering.lowered_steps import (
 )
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
-from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall
+from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall, opened
 from meshard.transforms.program.program import (
     Atom,
     Eqn,
@@ -83,6 +83,7 @@ def lower(
             where nothing is.
         place: where results go that depend on nothing committed; None where they may stay.
     """
+    program = opened(program)
     decisions: _Decisions = {}
     follow = _Lowering(world, program, given, donated, decisions)
     best = follow.lowered(results, place)

@@ -41,6 +41,7 @@ from meshard.transforms.program.calls import (
     ShardMapCall,
     SwitchCall,
     WhileCall,
+    opened,
 )
 from meshard.transforms.program.program import (
     Atom,
@@ -64,6 +65,7 @@ def lower_program(
         given: what it captures, then its arguments.
         everywhere: whether all devices run it; else those that values choose.
     """
+    program = opened(program)
     variables = (*program.captured, *program.inputs)
     values: dict[Var, Any] = dict(zip(variables, given, strict=True))
     slots = Slots(variables)
@@ -151,7 +153,7 @@ def enter_typed(call: ShardMapCall, operands: Sequence[Any]) -> tuple[list[Any],
     """Follow a call of a body without cells: return its results, and the body lowered."""
     count = len(call.body.captured)
     captured, given = operands[:count], operands[count:]
-    program = with_regions(call.body)
+    program = with_regions(opened(call.body))
     kept: list[Executable] = []
 
     def run(*cells: Any) -> list[Any]:

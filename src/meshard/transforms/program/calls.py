@@ -6,7 +6,7 @@ Each can be run under any interpreter, by the function of the public surface tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, final
 
@@ -21,7 +21,7 @@ from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.constrained import CONSTRAINT, constrained, settled
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.program.program import Program, evaluate
+from meshard.transforms.program.program import Atom, Eqn, Program, Var, evaluate
 
 
 @final
@@ -344,3 +344,65 @@ class ShardMapCall:
         captured, given = self.split_operands(operands)
         found: list[Any] = self.mapped(lambda *cells: evaluate(self.body, captured, cells))(*given)
         return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """A function that is kept together, for its derivative. Operands: captured, arguments.
+
+    Attributes:
+        program: what it does.
+        rule: from this call to what its derivative is.
+        name: what listings call it.
+    """
+
+    program: Program
+    rule: Callable[[Any], Any]
+    name: str
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """What it does."""
+        return (("body", self.program),)
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def split_operands(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """Return the operands in two lists: captured, arguments."""
+        return _in_runs(operands, (len(self.program.captured),))
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Run it."""
+        return evaluate(self.program, *self.split_operands(operands))
+
+
+def opened(program: Program) -> Program:
+    """Return a program in which calls that keep a function together are what that does."""
+    if not any(isinstance(e.call, KeptCall) for e in program.eqns):
+        return program
+    known: dict[Var, Atom] = {}
+    eqns: list[Eqn] = []
+
+    def now(atom: Atom) -> Atom:
+        return known.get(atom, atom) if isinstance(atom, Var) else atom
+
+    for eqn in program.eqns:
+        inputs = tuple(map(now, eqn.inputs))
+        if not isinstance(eqn.call, KeptCall):
+            eqns.append(replace(eqn, inputs=inputs))
+            continue
+        inner = opened(eqn.call.program)
+        own: dict[Var, Atom] = dict(zip((*inner.captured, *inner.inputs), inputs, strict=True))
+        for one in inner.eqns:
+            outputs = tuple([Var(v.aval, v.weak) for v in one.outputs])
+            given = tuple([own.get(x, x) if isinstance(x, Var) else x for x in one.inputs])
+            eqns.append(replace(one, inputs=given, outputs=outputs))
+            own.update(zip(one.outputs, outputs, strict=True))
+        for var, atom in zip(eqn.outputs, inner.outputs, strict=True):
+            known[var] = own.get(atom, atom) if isinstance(atom, Var) else atom
+    outputs = tuple(map(now, program.outputs))
+    return replace(program, eqns=tuple(eqns), outputs=outputs)

@@ -1,0 +1,99 @@
+"""`checkpoint`: values that are computed again on the way back instead of being kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
+from meshard.algebra.arguments import flag_of, function_of, integer_of
+from meshard.errors import ArgumentError
+from meshard.runtime import trees
+from meshard.transforms.derivatives.arguments import name_of, value_of
+from meshard.transforms.derivatives.kept import Again, kept_call
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def checkpoint(
+    fun: F,
+    *,
+    prevent_cse: bool = True,
+    policy: None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> F: ...
+@overload
+def checkpoint(
+    fun: None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[[F], F]: ...
+def checkpoint(
+    fun: Any = None,
+    *,
+    prevent_cse: bool = True,
+    policy: None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """Return a function whose inner values are computed again for its gradient, not kept.
+
+    A gradient needs the values that the function computed. With this it keeps the arguments only,
+    and runs the function a second time when it comes back to it: more time, less memory.
+
+    Args:
+        fun: the function; without it a decorator is returned.
+        prevent_cse: accepted as in JAX: what is computed again is never taken for what was computed
+            before.
+        policy: None: nothing is kept.
+        static_argnums: the arguments that are not arrays.
+
+    Raises:
+        ArgumentError: if ``policy`` is given, or an argument is of another kind.
+
+    Source: the semantics are those of ``jax.checkpoint``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> layer = meshard.checkpoint(lambda x: mnp.sin(mnp.sin(x)))
+    >>> round(float(meshard.grad(layer)(1.0)), 4)
+    0.36
+    """
+    flag_of(prevent_cse, "checkpoint", "prevent_cse")
+    if policy is not None:
+        raise ArgumentError(
+            "checkpoint: policy must be None, for which nothing is kept. Leave the parts whose "
+            "values are to be kept outside of the function."
+        )
+    listed = static_argnums if isinstance(static_argnums, (tuple, list)) else (static_argnums,)
+    statics = {integer_of(n, "checkpoint", "static_argnums") for n in listed}
+    if fun is None:
+        return functools.partial(checkpoint, static_argnums=static_argnums)
+    f = function_of(fun, "checkpoint", "fun")
+
+    @functools.wraps(fun)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        fixed = {n % len(args) for n in statics} if args else set()
+        moving = tuple([x for n, x in enumerate(args) if n not in fixed])
+        leaves, tree = trees.flatten((moving, kwargs))
+        name = name_of(f)
+        values = [value_of(x, f"checkpoint of {name!r}: an argument") for x in leaves]
+        kept: list[Any] = []
+
+        def flat(*own: Any) -> list[Any]:
+            given, named = trees.unflatten(tree, list(own))
+            rest = iter(given)
+            every = [x if n in fixed else next(rest) for n, x in enumerate(args)]
+            found, structure = trees.flatten(f(*every, **named))
+            kept.append(structure)
+            return [value_of(x, f"a result of {name!r}") for x in found]
+
+        found = kept_call(f"checkpoint of {name}", flat, Again, values)
+        return trees.unflatten(kept[-1], found)
+
+    return function
+
+
+remat = checkpoint

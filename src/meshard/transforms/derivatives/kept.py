@@ -1,0 +1,153 @@
+"""Calls that keep a function together: its own derivative, or none of its values until they are needed.
+
+In: a function and its arguments, flat. Out: its results. Where operations are written down, one
+call is, which holds the function's program; a derivative is taken as the call says, and everything
+else runs the program.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+from meshard.ops.derivatives.elementwise import o
+from meshard.ops.derivatives.kinds import Derivative, Site, Values
+from meshard.ops.engine.accept import WEAK
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.doors import innermost
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.world import here
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import abstract_grid
+from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
+from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.rules import CALLS
+from meshard.transforms.program.calls import KeptCall
+from meshard.transforms.program.program import Call, evaluate
+from meshard.transforms.tracing.tracing import recording, sub_program, unplaced_type
+
+Flat = Callable[..., list[Any]]
+
+
+class Rule(Protocol):
+    """What a call's derivative is."""
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Return the tangents of the results."""
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results, and what is kept for the way back."""
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Return the cotangents of the arguments."""
+
+
+def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]:
+    """Call a function; where operations are written down or followed, as one call.
+
+    Args:
+        name: what listings call it.
+        f: the function, from flat values to flat values.
+        rule: makes a `Rule` from a function that the call runs.
+        values: the arguments.
+    """
+    recorder, body = recording(), innermost()
+    inside = body if isinstance(body, Body) else None
+    if recorder is None or not any(isinstance(x, Traced) for x in values):
+        return f(*values)
+    given = [x if inside is None else inside.lift(x) for x in values]
+    given = [as_array(x) if type(x) in WEAK else x for x in given]
+    program, captured = sub_program(name, f, given)
+    count = len(captured)
+    call = KeptCall(program, rule, name)
+    operands = [*captured, *given]
+    if inside is not None:
+        kinds = [v.aval for v in program.outputs]  # type: ignore[union-attr]
+        found: list[Any] = recorder.made(call, operands, [abstract_grid(inside, k) for k in kinds])
+        return found
+    like = _types(program)
+    assert count == len(program.captured)
+    return list(recorder.result(call.name, (), operands, like, call))
+
+
+def _types(program: Any) -> list[Any]:
+    world = here()
+    found = []
+    for x in program.outputs:
+        kind = getattr(x, "aval", None)
+        if kind is None:
+            kind = unplaced_type(world, as_array(x.value))
+        found.append((kind, None))
+    return found
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Kept(Derivative):
+    call: KeptCall
+
+    def _rule(self) -> Rule:
+        made: Rule = self.call.rule(self.call)
+        return made
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        return self._rule().push(site.operands, tangents)
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        kept = site.params["kept"]
+        if kept is None:
+            kept = self._rule().begin(site.operands)[1]
+        return self._rule().pull(site.operands, kept, cotangents)
+
+
+@final
+class _Kepts(CallRule):
+    def of(self, call: Call) -> Derivative:
+        assert isinstance(call, KeptCall)
+        return _Kept(call)
+
+    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+        assert isinstance(call, KeptCall)
+        rule: Rule = call.rule(call)
+        return rule.begin(values)
+
+
+CALLS[KeptCall] = _Kepts()
+
+
+# computed again
+
+
+_NUMBERS = itertools.count()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A function whose values are not kept for the way back, but computed again there."""
+
+    call: KeptCall
+
+    def _flat(self, *values: Any) -> list[Any]:
+        count = len(self.call.program.captured)
+        return evaluate(self.call.program, values[:count], values[count:])
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Return the tangents of the results."""
+        given = _full(tangents, values)
+        results, found = forth_through(self.call.name, self._flat, values, given)
+        return _spread(found, results)
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results; nothing is kept."""
+        return self._flat(*values), ()
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Compute the values again, and go back through them."""
+        number = next(_NUMBERS)
+        fresh = [o.again(x, number=number) if differentiable(x) else x for x in values]
+        _, back = followed(self.call.name, self._flat, fresh)
+        return back(cotangents)
