@@ -133,7 +133,7 @@ def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Foun
     return results, [True] * len(results)
 
 
-def _flat(program: Program, size: int, flags: Flags) -> Callable[..., list[Any]]:
+def flat_of(program: Program, size: int, flags: Flags) -> Callable[..., list[Any]]:
     """Return a program as a function whose results all have the new dim."""
 
     def run(*values: Any) -> list[Any]:
@@ -148,7 +148,7 @@ def _scan(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found
     own, _, rows = call.split_operands(flags)
     carry = every(init, call.split_operands(flags)[1], size)
     moved = [moveaxis(x, 0, 1) if has else x for x, has in zip(xs, rows, strict=True)]
-    run = _flat(call.body, size, [*own, *[True] * len(carry), *rows])
+    run = flat_of(call.body, size, [*own, *[True] * len(carry), *rows])
 
     def step(state: Any, x: Any) -> Any:
         found = run(*captured, *state, *x)
@@ -163,12 +163,12 @@ def _for(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     (lower, upper), captured, init = call.split_operands(operands)
     bounds, own, given = call.split_operands(flags)
     carry = every(init, given, size)
-    run = _flat(call.body, size, [*own, False, *[True] * len(carry)])
+    run = flat_of(call.body, size, [*own, False, *[True] * len(carry)])
     if not any(bounds):
         last = fori_loop(lower, upper, lambda i, state: run(*captured, i, *state), carry)
         return list(last), [True] * len(last)
     first, end = every([lower, upper], bounds, size)
-    inner = _flat(call.body, size, [*own, True, *[True] * len(carry)])
+    inner = flat_of(call.body, size, [*own, True, *[True] * len(carry)])
 
     def turn(state: Any) -> Any:
         i, values = state
@@ -191,7 +191,7 @@ def _while(call: Any, operands: list[Any], flags: list[bool], size: int) -> Foun
     one, two, given = call.split_operands(flags)
     carry = every(init, given, size)
     every_one = [True] * len(carry)
-    turn = _flat(call.body, size, [*two, *every_one])
+    turn = flat_of(call.body, size, [*two, *every_one])
 
     def holds(state: Any) -> Any:
         found, has = run_batched(call.cond, [*first, *state], [*one, *every_one], size)
@@ -216,7 +216,7 @@ def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
     number, captured, args = call.split_operands(operands)
     chosen, own, given = call.split_operands(flags)
     branches = [
-        _flat(program, size, [*mine, *given])
+        flat_of(program, size, [*mine, *given])
         for program, mine in zip(call.branches, own, strict=True)
     ]
     if not chosen:
@@ -241,7 +241,7 @@ def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
         [PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)]
     )
     outs = [PartitionSpec(None, *s) for s in call.out_specs]
-    found = call.remapped(ins, outs, _flat(call.body, size, flags))(*operands)
+    found = call.remapped(ins, outs, flat_of(call.body, size, flags))(*operands)
     return list(found), [True] * len(found)
 
 

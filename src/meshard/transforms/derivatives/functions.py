@@ -6,11 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
 from meshard.algebra.arguments import flag_of
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
 from meshard.runtime import trees
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.moving.place import as_array
 from meshard.transforms.derivatives.arguments import (
     Flattened,
     check_input,
@@ -141,13 +145,18 @@ def _value_and_grad(
         results, back = followed(f"{what} of {flat.name!r}", flat, flat.leaves)
         own, aux = flat.split(results)
         check_result(what, flat, own, holomorphic)
-        found = back([ones_like(own[0]), *[None] * (len(results) - 1)])
+        found = back([_one(own[0]), *[None] * (len(results) - 1)])
         tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
         gradient = tree if isinstance(argnums, (tuple, list)) else tree[0]
         value = trees.unflatten(flat.out_tree, own)
         return ((value, aux) if has_aux else value), gradient
 
     return both
+
+
+def _one(y: Any) -> Any:
+    """Return one as the cotangent of a number."""
+    return ones_like(y) if isinstance(y, Traced) else as_array(np.ones((), y.dtype))
 
 
 def _like(fun: Any, what: str) -> Callable[[F], F]:
@@ -283,13 +292,3 @@ def _tangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         float0_like(y) if not differentiable(y) else zeros_like(y) if t is None else t
         for t, y in zip(found, values, strict=True)
     ]
-
-
-def stop_gradient(x: Any) -> Any:
-    """Return a tree of values as constants: they have no derivative.
-
-    >>> import meshard, meshard.numpy as mnp
-    >>> float(meshard.grad(lambda x: x * meshard.lax.stop_gradient(x))(3.0))
-    3.0
-    """
-    raise NotImplementedError

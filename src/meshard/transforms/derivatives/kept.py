@@ -14,11 +14,15 @@ from typing import Any, Protocol, final
 
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Site, Values
+from meshard.ops.derivatives.shapes import shrunk
 from meshard.ops.engine.accept import WEAK
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.world import here
+from meshard.transforms.batching.programs import CALLS as BATCHED
+from meshard.transforms.batching.programs import every, flat_of
+from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid
 from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
@@ -151,3 +155,102 @@ class Again:
         fresh = [o.again(x, number=number) if differentiable(x) else x for x in values]
         _, back = followed(self.call.name, self._flat, fresh)
         return back(cotangents)
+
+
+# mapped
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _MappedRule:
+    """The derivative of a call of many examples: that of one, mapped.
+
+    Attributes:
+        rule: that of one.
+        flags: which of the operands differ between examples.
+        size: the number of examples.
+    """
+
+    rule: Rule
+    flags: tuple[bool, ...]
+    size: int
+
+    def _mapped(self, f: Callable[..., Any], *values: Any, shared: int) -> Any:
+        axes = [0 if has else None for has in self.flags[:shared]]
+        return vmap(f, in_axes=(axes, *[0] * (len(values) - 1)), axis_size=self.size)(*values)
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Return the tangents of the results."""
+        count = len(values)
+        moves = every(_full(tangents, values), *self._spread_flags(values))
+        results: list[Any] = []
+
+        def one(own: list[Any], t: list[Any]) -> list[Any]:
+            found, _ = self.rule.begin(own)
+            results[:] = found
+            return _full(self.rule.push(own, _spread(t, own)), found)
+
+        found = self._mapped(one, list(values), moves, shared=count)
+        return _spread(found, results)
+
+    def _spread_flags(self, values: Values) -> tuple[list[bool], int]:
+        pairs = zip(values, self.flags, strict=True)
+        return [has for x, has in pairs if differentiable(x)], self.size
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results, and what is kept."""
+        found, kept = self._mapped(
+            lambda own: self.rule.begin(own), list(values), shared=len(values)
+        )
+        return list(found), kept
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Return the cotangents of the arguments."""
+
+        def one(own: list[Any], saved: Any, g: list[Any]) -> list[Any]:
+            return _full(self.rule.pull(own, saved, g), own)
+
+        found = self._mapped(one, list(values), kept, list(cotangents), shared=len(values))
+        return [
+            None if g is None else shrunk(g, x)
+            for g, x in zip(_spread(found, values), values, strict=True)
+        ]
+
+
+def _batched(call: Any, operands: list[Any], flags: list[bool], size: int) -> Any:
+    run = flat_of(call.program, size, flags)
+    inner = call.rule(call)
+    rule = _MappedRule(inner, tuple(flags), size)
+    if isinstance(inner, Again):
+        found = kept_call(call.name, run, Again, operands)
+    else:
+        found = kept_call(call.name, run, lambda made: _Beyond(rule, made), operands)
+    return found, [True] * len(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Beyond:
+    """A rule of a call that captures values besides those that the rule is about."""
+
+    rule: _MappedRule
+    call: KeptCall
+
+    def _own(self, values: Values) -> list[Any]:
+        return list(values)[len(self.call.program.captured) :]
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Return the tangents of the results."""
+        return self.rule.push(self._own(values), self._own(tangents))
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results, and what is kept."""
+        return self.rule.begin(self._own(values))
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Return the cotangents of the arguments."""
+        found = self.rule.pull(self._own(values), kept, cotangents)
+        return [None] * (len(values) - len(found)) + found
+
+
+BATCHED[KeptCall] = _batched

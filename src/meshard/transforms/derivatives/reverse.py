@@ -159,39 +159,81 @@ def transposed(
     return back(cotangents)
 
 
-def followed(
-    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]
-) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """Call a function; return its results, and what pulls cotangents back to its arguments.
+@final
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A function that has run, and its tape.
 
-    Args:
-        name: what messages call it.
-        f: from flat values to flat values.
-        values: arrays and numbers. For those that are not differentiable there is no cotangent.
+    Attributes:
+        results: what it returned.
+        tape: the operations.
+        inputs: the number of each argument on the tape; None for constants.
+        outputs: the same for the results.
     """
-    level = Reverse(name)
-    with level.active():
-        handles = [level.input(x) for x in values]
-        ends = list(f(*handles))
-    inputs = [level.number(h) for h in handles]
-    outputs = [level.number(h) for h in ends]
-    results = [level.left(h) for h in ends]
-    tape = level.tape
 
-    def back(cotangents: Sequence[Any]) -> list[Any]:
+    results: list[Any]
+    tape: list[Node]
+    inputs: list[int | None]
+    outputs: list[int | None]
+
+    def pull(self, cotangents: Sequence[Any]) -> list[Any]:
+        """Return the cotangents of the arguments, given those of the results."""
         found: dict[int, Any] = {}
 
         def add(number: int | None, g: Any) -> None:
             if number is not None and g is not None:
                 found[number] = total([found.get(number), g])
 
-        for number, g in zip(outputs, cotangents, strict=True):
+        for number, g in zip(self.outputs, cotangents, strict=True):
             add(number, g)
-        for node in reversed(tape):
+        for node in reversed(self.tape):
             own = [None if n is None else found.pop(n, None) for n in node.outputs]
             if any(g is not None for g in own):
                 for number, g in zip(node.inputs, pulled(node, own), strict=True):
                     add(number, g)
-        return [None if n is None else found.get(n) for n in inputs]
+        return [None if n is None else found.get(n) for n in self.inputs]
 
-    return results, back
+    def push(self, tangents: Sequence[Any]) -> list[Any]:
+        """Return the tangents of the results, given those of the arguments."""
+        found = {
+            n: t
+            for n, t in zip(self.inputs, tangents, strict=True)
+            if n is not None and t is not None
+        }
+        for node in self.tape:
+            given = [None if n is None else found.get(n) for n in node.inputs]
+            if all(t is None for t in given):
+                continue
+            made = node.derivative.push(node.site, given)
+            for number, t in zip(node.outputs, made, strict=True):
+                if number is not None and t is not None:
+                    found[number] = t
+        return [None if n is None else found.get(n) for n in self.outputs]
+
+
+def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Recorded:
+    """Call a function, and keep what it did.
+
+    Args:
+        name: what messages call it.
+        f: from flat values to flat values.
+        values: arrays and numbers. For those that are not differentiable there is no derivative.
+    """
+    level = Reverse(name)
+    with level.active():
+        handles = [level.input(x) for x in values]
+        ends = list(f(*handles))
+    return Recorded(
+        [level.left(h) for h in ends],
+        level.tape,
+        [level.number(h) for h in handles],
+        [level.number(h) for h in ends],
+    )
+
+
+def followed(
+    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Call a function; return its results, and what pulls cotangents back to its arguments."""
+    found = recorded(name, f, values)
+    return found.results, found.pull

@@ -1,0 +1,364 @@
+"""Functions whose derivatives users write: `custom_jvp` and `custom_vjp`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
+from meshard.algebra.arguments import described, function_of, names_of
+from meshard.errors import DerivativeError, DtypeError, ShapeError, TreeError
+from meshard.ops.array.create import zeros_like
+from meshard.ops.derivatives.kinds import Values, total
+from meshard.runtime import trees
+from meshard.transforms.derivatives.arguments import (
+    float0_like,
+    is_float0,
+    name_of,
+    numbers_of,
+    strong,
+    type_text,
+    value_of,
+)
+from meshard.transforms.derivatives.kept import kept_call
+from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.reverse import transposed
+
+
+@final
+@dataclass(slots=True)
+class _Args:
+    """The arguments of one call: those that are values, flat, and the others.
+
+    Attributes:
+        name: the function's name.
+        fixed: by their positions the arguments that are not differentiated.
+        count: how many arguments there are.
+        kwargs: arguments by name, which are not differentiated.
+        leaves: the leaves of the others.
+        tree: their tree.
+        out_tree: the tree of the results.
+    """
+
+    name: str
+    fixed: dict[int, Any]
+    count: int
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    tree: Any
+    out_tree: Any = None
+
+    @classmethod
+    def of(cls, name: str, args: tuple[Any, ...], kwargs: Any, numbers: Sequence[int]) -> _Args:
+        """Take arguments apart."""
+        places = {n % len(args) for n in numbers} if args else set()
+        fixed = {n: x for n, x in enumerate(args) if n in places}
+        moving = tuple([x for n, x in enumerate(args) if n not in places])
+        leaves, tree = trees.flatten(moving)
+        values = [value_of(x, f"{name}: an argument") for x in leaves]
+        return cls(name, fixed, len(args), dict(kwargs), values, tree)
+
+    def moving(self, values: Values) -> tuple[Any, ...]:
+        """Return the arguments that are differentiated, made of leaves."""
+        found: tuple[Any, ...] = trees.unflatten(self.tree, list(values))
+        return found
+
+    def every(self, values: Values) -> tuple[Any, ...]:
+        """Return all arguments by position."""
+        rest = iter(self.moving(values))
+        return tuple([self.fixed[n] if n in self.fixed else next(rest) for n in range(self.count)])
+
+    def flattened(self, found: Any, what: str) -> list[Any]:
+        """Return the leaves of a result, whose tree is kept."""
+        leaves, self.out_tree = trees.flatten(found)
+        return [strong(value_of(x, f"{what}: a result")) for x in leaves]
+
+
+class _Custom:
+    """What both kinds share: a function that can be called as before."""
+
+    def __init__(self, fun: Callable[..., Any], nondiff: Any, names: Any, what: str) -> None:
+        self._f = function_of(fun, what, "fun")
+        functools.update_wrapper(self, fun)
+        self._name = name_of(fun)
+        self._numbers = numbers_of(nondiff, what) if nondiff not in ((), []) else ()
+        self._fixed_names = frozenset(names_of(names, what, "nondiff_argnames"))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Any) -> Any:
+        own = _Args.of(self._name, args, kwargs, self._numbers)
+
+        def flat(*values: Any) -> list[Any]:
+            found = self._f(*own.every(values), **own.kwargs)
+            return own.flattened(found, self._name)
+
+        found = kept_call(self._name, flat, functools.partial(rule, self, own), own.leaves)
+        return trees.unflatten(own.out_tree, found)
+
+
+class custom_jvp(_Custom):  # noqa: N801  (the name is JAX's)
+    """A function with a derivative of its own: how its tangents follow from its arguments'.
+
+    Args:
+        fun: the function.
+        nondiff_argnums: arguments that are not differentiated; the rule gets them first.
+        nondiff_argnames: the same by name.
+
+    Source: the semantics are those of ``jax.custom_jvp``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> @meshard.custom_jvp
+    ... def f(x):
+    ...     return mnp.sin(x)
+    >>> @f.defjvp
+    ... def f_jvp(primals, tangents):
+    ...     return f(*primals), 2.0 * tangents[0]
+    >>> float(meshard.grad(f)(1.0))
+    2.0
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: Sequence[int] = (),
+        nondiff_argnames: Sequence[str] = (),
+    ) -> None:
+        super().__init__(fun, nondiff_argnums, nondiff_argnames, "custom_jvp")
+        self._jvp: Callable[..., Any] | None = None
+
+    def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+        """Say how tangents follow.
+
+        Args:
+            jvp: from the arguments that are not differentiated, a tuple of the others and a tuple
+                of their tangents to a pair of the results and their tangents.
+            symbolic_zeros: accepted as in JAX; zeros are always arrays.
+        """
+        self._jvp = function_of(jvp, "defjvp", "jvp")
+        return jvp
+
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
+        """Say how tangents follow, argument by argument.
+
+        Args:
+            jvps: for each argument a function of its tangent, the result and the arguments that
+                returns the result's tangent; None for zero.
+        """
+
+        def jvp(primals: Any, tangents: Any) -> Any:
+            found = self(*primals)
+            parts = [
+                f(t, found, *primals)
+                for f, t in zip(jvps, tangents, strict=True)
+                if f is not None
+            ]
+            return found, total(parts) if parts else trees.map(zeros_like, found)
+
+        self.defjvp(jvp)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._call(args, kwargs, _Forward)
+
+
+@final
+class _Forward:
+    """The derivative of a function with a rule for tangents."""
+
+    def __init__(self, owner: custom_jvp, args: _Args, call: Any) -> None:
+        self.owner, self.args, self.call = owner, args, call
+
+    def _rule(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+        own, name = self.args, self.owner._name
+        if self.owner._jvp is None:
+            raise DerivativeError(
+                f"{name} is a custom_jvp function without a rule for tangents. Give it one with "
+                f"@{name}.defjvp."
+            )
+        count = len(self.call.program.captured)
+        given = list(values)[count:]
+        moves = [
+            float0_like(x) if not differentiable(x) else zeros_like(x) if t is None else t
+            for x, t in zip(given, list(tangents)[count:], strict=True)
+        ]
+        fixed = [own.fixed[n] for n in sorted(own.fixed)]
+        found = self.owner._jvp(*fixed, own.moving(given), trees.unflatten(own.tree, moves))
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise TreeError(
+                f"the rule for tangents of {name} must return a pair, of the results and their "
+                f"tangents; it returned {described(found)}."
+            )
+        results = own.flattened(found[0], name)
+        leaves, tree = trees.flatten(found[1])
+        if tree != own.out_tree:
+            raise TreeError(
+                f"the rule for tangents of {name} must return tangents of the results' tree "
+                f"{own.out_tree}, but they have {tree}."
+            )
+        return results, [_fits(t, y, name, "tangents") for t, y in zip(leaves, results, strict=True)]
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Return the tangents of the results."""
+        return self._rule(values, tangents)[1]
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results."""
+        return self._rule(values, [None] * len(values))[0], ()
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Transpose the rule for tangents."""
+        places = [i for i, x in enumerate(values) if differentiable(x)]
+
+        def forward(*tangents: Any) -> list[Any]:
+            given: list[Any] = [None] * len(values)
+            for i, t in zip(places, tangents, strict=True):
+                given[i] = t
+            return self.push(values, given)
+
+        found = transposed(forward, [zeros_like(values[i]) for i in places], cotangents)
+        result: list[Any] = [None] * len(values)
+        for i, g in zip(places, found, strict=True):
+            result[i] = g
+        return result
+
+
+def _fits(t: Any, y: Any, name: str, what: str) -> Any:
+    """Return a tangent or cotangent that a rule gave, checked against its value."""
+    if t is None or is_float0(t):
+        return None
+    made = strong(value_of(t, f"{name}: one of its {what}"))
+    if not differentiable(y):
+        return None
+    if made.shape != y.shape:
+        raise ShapeError(
+            f"the rule of {name} returned {what} of type {type_text(made)} for a value of type "
+            f"{type_text(y)}, so the shapes do not match."
+        )
+    if made.dtype != y.dtype:
+        raise DtypeError(
+            f"the rule of {name} returned {what} of type {type_text(made)} for a value of type "
+            f"{type_text(y)}, so the dtypes do not match."
+        )
+    return made
+
+
+class custom_vjp(_Custom):  # noqa: N801  (the name is JAX's)
+    """A function with a derivative of its own: how cotangents are pulled back through it.
+
+    Args:
+        fun: the function.
+        nondiff_argnums: arguments that are not differentiated.
+        nondiff_argnames: the same by name.
+
+    Source: the semantics are those of ``jax.custom_vjp``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> @meshard.custom_vjp
+    ... def f(x):
+    ...     return mnp.sin(x)
+    >>> f.defvjp(lambda x: (mnp.sin(x), x), lambda x, g: (2.0 * g,))
+    >>> float(meshard.grad(f)(1.0))
+    2.0
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: Sequence[int] = (),
+        nondiff_argnames: Sequence[str] = (),
+    ) -> None:
+        super().__init__(fun, nondiff_argnums, nondiff_argnames, "custom_vjp")
+        self._fwd: Callable[..., Any] | None = None
+        self._bwd: Callable[..., Any] | None = None
+
+    def defvjp(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+    ) -> None:
+        """Say how cotangents are pulled back.
+
+        Args:
+            fwd: from the arguments of the function to a pair of its results and a tree that is kept
+                for the way back.
+            bwd: from the arguments that are not differentiated, what was kept and the cotangents of
+                the results to a tuple of the cotangents of the arguments; None for zero.
+            symbolic_zeros: accepted as in JAX; zeros are always arrays.
+            optimize_remat: accepted as in JAX.
+        """
+        self._fwd = function_of(fwd, "defvjp", "fwd")
+        self._bwd = function_of(bwd, "defvjp", "bwd")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._call(args, kwargs, _Backward)
+
+
+@final
+class _Backward:
+    """The derivative of a function with rules for the way back."""
+
+    def __init__(self, owner: custom_vjp, args: _Args, call: Any) -> None:
+        self.owner, self.args, self.call = owner, args, call
+
+    def push(self, values: Values, tangents: Values) -> list[Any]:
+        """Refuse: the rule is one for the way back."""
+        raise DerivativeError(
+            f"{self.owner._name} is a custom_vjp function, whose rule is for the way back only: "
+            "jvp, jacfwd and hessian cannot use it. Write a custom_jvp function, which serves both."
+        )
+
+    def begin(self, values: Values) -> tuple[list[Any], Any]:
+        """Return the results, and what the user keeps."""
+        own, name = self.args, self.owner._name
+        if self.owner._fwd is None:
+            raise DerivativeError(
+                f"{name} is a custom_vjp function without rules. Give it some with "
+                f"{name}.defvjp(fwd, bwd)."
+            )
+        given = list(values)[len(self.call.program.captured) :]
+        found = self.owner._fwd(*own.every(given), **own.kwargs)
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise TreeError(
+                f"the rule fwd of {name} must return a pair, of the results and what is kept for "
+                f"the way back; it returned {described(found)}."
+            )
+        return own.flattened(found[0], name), found[1]
+
+    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+        """Return what the user's rule gives."""
+        own, name = self.args, self.owner._name
+        count = len(self.call.program.captured)
+        given = list(values)[count:]
+        fixed = [own.fixed[n] for n in sorted(own.fixed)]
+        assert self.owner._bwd is not None
+        found = self.owner._bwd(*fixed, kept, trees.unflatten(own.out_tree, list(cotangents)))
+        moving = own.moving(given)
+        if not isinstance(found, (tuple, list)) or len(found) != len(moving):
+            raise TreeError(
+                f"the rule bwd of {name} must return a tuple of the cotangents of its "
+                f"{len(moving)} arguments; it returned {described(found)}."
+            )
+        result: list[Any] = [None] * count
+        for g, x in zip(found, moving, strict=True):
+            leaves, tree = trees.flatten_with_none(x)
+            if g is None:
+                result += [None] * len(leaves)
+                continue
+            own_leaves, own_tree = trees.flatten_with_none(g)
+            if own_tree != tree:
+                raise TreeError(
+                    f"the rule bwd of {name} returned a cotangent of the tree {own_tree} for an "
+                    f"argument of the tree {tree}."
+                )
+            result += [
+                _fits(a, strong(b), name, "cotangents")
+                for a, b in zip(own_leaves, leaves, strict=True)
+            ]
+        return result
