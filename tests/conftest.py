@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 from tests.ranks import shares
 
 os.environ["MESHARD_NUM_DEVICES"] = str(shares.mine())
+# Whoever runs these tests works on meshard: failures show its own frames (tests/test_boundary.py
+# looks at what users see).
+os.environ.setdefault("MESHARD_TRACEBACK", "full")
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Half of the time of the tests with JAX was compiling: JAX optimises less, and keeps what it has

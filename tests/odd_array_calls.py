@@ -9,7 +9,6 @@ with what came of it.
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from meshard.errors import MeshardError
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.at import Place
 from meshard.runtime.array.operators import ArrayOperators
+from tests.tracebacks import internal_frames, watched
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)
 NOT_TRIED = {"block_until_ready", "delete", "at"}
@@ -322,17 +322,21 @@ class Case:
 def fault(call: Callable[[], Any]) -> str | None:
     """Return what is wrong with how a call ends: with an error that is not one of meshard's.
 
+    Nor may an error show meshard's frames.
+
     What a function of the caller's raises, one of this module's lambdas, is the caller's.
     """
     try:
-        call()
-    except MeshardError:
-        return None
+        with watched() as origin:
+            call()
+    except MeshardError as error:
+        frames = internal_frames(error)
+        return f"{type(error).__name__} shows {', '.join(frames)}" if frames else None
     except Exception as error:
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "<lambda>":
+        last = origin(error)
+        if last.filename == __file__ and last.name == "<lambda>":
             return None
-        return f"{type(error).__name__} at {frame.f_code.co_filename}:{line}: {str(error)[:200]}"
+        return f"{type(error).__name__} at {last.filename}:{last.lineno}: {str(error)[:200]}"
     return None
 
 

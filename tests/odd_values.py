@@ -20,8 +20,8 @@ import numpy as np
 import meshard
 from meshard.errors import MeshardError
 from meshard.sharding import Mesh, NamedSharding, P
+from tests.tracebacks import ROOT, internal_frames, watched
 
-ROOT = str(Path(meshard.__file__).parent)
 # What Python says of a function of the caller's that does not take what it must be called with.
 ARITY = re.compile(
     r"^(?!ContextDecorator).*\(\) (takes|missing) \d+ (required )?positional argument"
@@ -139,15 +139,16 @@ def _deleted() -> Any:
 def complaint(call: Callable[[], Any], allowed: tuple[type[BaseException], ...] = ()) -> str | None:
     """Return what is wrong with how a call ends; None where it is as it should be."""
     try:
-        call()
+        with watched() as origin:
+            call()
     except (MeshardError, *allowed) as error:
         return _bad_message(error)
     except Exception as error:
         # Raised where the call is written, by Python (an argument too many), or by the tests' own
         # function that meshard has called: it is the caller's.
-        last = traceback.extract_tb(error.__traceback__)[-1].filename
+        last = origin(error)
         arity = isinstance(error, TypeError) and ARITY.search(str(error))
-        return None if last.startswith(TESTS) or arity else _told(error)
+        return None if last.filename.startswith(TESTS) or arity else _told(error, last)
     return None
 
 
@@ -157,12 +158,14 @@ def _bad_message(error: BaseException) -> str | None:
         return f"{type(error).__name__} without a message"
     if len(text) > 2000:
         return f"{type(error).__name__} with a message of {len(text)} characters"
+    frames = internal_frames(error)
+    if frames:
+        return f"{type(error).__name__} whose traceback shows {', '.join(frames)}"
     return None
 
 
-def _told(error: BaseException) -> str:
-    where = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(ROOT)]
-    place = f" at {where[-1].filename[len(ROOT) + 1 :]}:{where[-1].lineno}" if where else ""
+def _told(error: BaseException, where: traceback.FrameSummary) -> str:
+    place = f" at {where.filename.removeprefix(ROOT)}:{where.lineno}"
     with contextlib.suppress(RecursionError):
         return f"{type(error).__name__}: {str(error)[:150]!r}{place}"
     return f"{type(error).__name__}{place}"

@@ -22,13 +22,15 @@ name                               meaning
 ``check``                          how it is checked that processes run the same operations on
                                    arrays that span them: ``"hash"`` (default): where they
                                    communicate; ``"full"``: at each operation; ``"off"``
+``traceback``                      ``"short"`` (default): the traceback of an error ends at your own
+                                   line; ``"full"``: it shows the frames inside meshard too
 ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;
                                    False by default
 =================================  =============================================================
 
 The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``,
-``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``,
+``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``, ``MESHARD_TRACEBACK``,
 ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
 ``MESHARD_STOPPED``, ``MESHARD_HOST``, ``MESHARD_TABLE`` and ``MESHARD_SPARES``, which are about
 jobs of several processes, ``MESHARD_JOB``, the name under which others may join this one,

@@ -44,8 +44,11 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
 
 import numpy as np
+
+from meshard._version import DOCS
 
 __all__ = [
     "AgreementError",
@@ -88,7 +91,34 @@ __all__ = [
 
 
 class MeshardError(Exception):
-    """The root of all errors of meshard."""
+    """The root of all errors of meshard.
+
+    An error that needs more words than a message has ends with the address of its section in the
+    guide, as a note (`BaseException.add_note`): ``str(error)`` is the message alone.
+    """
+
+    _section: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, explained: bool = False) -> None:
+        """Let a class have a section in the guide, which its subclasses share."""
+        super().__init_subclass__()
+        if explained:
+            cls._section = f"{DOCS}/errors.html#{cls.__name__.lower()}"
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Make an error, with the address of its section."""
+        builtin: type[BaseException] = cls
+        new = OSError.__new__ if issubclass(builtin, OSError) else Exception.__new__
+        error = new(cls, *args, **kwargs)
+        if cls._section is not None:
+            error.__notes__ = [f"See {cls._section}"]
+        return error
+
+    def add_note(self, note: str) -> None:
+        """Add a note, before the address of the section."""
+        super().add_note(note)
+        if self._section is not None:
+            self.__notes__[-2:] = self.__notes__[:-3:-1]
 
 
 class ShardingError(MeshardError, ValueError):
@@ -99,27 +129,27 @@ class SpecError(ShardingError):
     """A spec with an unknown or repeated axis, or longer than the array's rank."""
 
 
-class AxisNameError(SpecError, NameError):
+class AxisNameError(SpecError, NameError, explained=True):
     """A named axis that is not bound where it is used."""
 
 
-class ReplicationError(ShardingError):
+class ReplicationError(ShardingError, explained=True):
     """A value that differs between devices on which it is claimed to be the same."""
 
 
-class IndivisibleError(ShardingError):
+class IndivisibleError(ShardingError, explained=True):
     """A dim whose size its mesh axes do not divide."""
 
 
-class CoverageError(ShardingError):
+class CoverageError(ShardingError, explained=True):
     """Boxes that leave a gap, or pieces that do not fit their place."""
 
 
-class IncompatibleDevicesError(ShardingError):
+class IncompatibleDevicesError(ShardingError, explained=True):
     """Operands committed to different sets of devices."""
 
 
-class NoIntermediateShardingError(ShardingError):
+class NoIntermediateShardingError(ShardingError, explained=True):
     """Two shardings between which the reference's rules find no intermediate one."""
 
 
@@ -147,11 +177,11 @@ class IndexingError(MeshardError, IndexError, TypeError):
     """An index outside the array, or of a type that cannot index."""
 
 
-class ConcretizationError(MeshardError, TypeError):
+class ConcretizationError(MeshardError, TypeError, explained=True):
     """A value that is needed where there is none: it differs by device, or is traced."""
 
 
-class BudgetError(MeshardError, RuntimeError):
+class BudgetError(MeshardError, RuntimeError, explained=True):
     """Communication beyond the budget of a block of code."""
 
 
@@ -159,7 +189,7 @@ class LinAlgError(MeshardError, np.linalg.LinAlgError):
     """A matrix that is singular, not positive definite, or whose computation did not converge."""
 
 
-class TreeError(MeshardError, ValueError, TypeError):
+class TreeError(MeshardError, ValueError, TypeError, explained=True):
     """Trees whose structures differ."""
 
 
@@ -179,7 +209,7 @@ class MissingFileError(CheckpointError, FileNotFoundError):
     """A file or folder that does not exist, or that holds no arrays."""
 
 
-class CorruptFileError(CheckpointError):
+class CorruptFileError(CheckpointError, explained=True):
     """A file that is cut off, was changed, or contradicts itself or another one."""
 
 
@@ -191,11 +221,11 @@ class StorageError(CheckpointError, OSError):
     """A disk that is full, or a file or folder that may not be read or written."""
 
 
-class KeyMapError(MeshardError, ValueError):
+class KeyMapError(MeshardError, ValueError, explained=True):
     """A map of tensors that is ambiguous, or cannot be applied or inverted."""
 
 
-class DataLoss(MeshardError, RuntimeError):
+class DataLoss(MeshardError, RuntimeError, explained=True):
     """Parts of an array that no live device holds.
 
     Attributes:
@@ -214,15 +244,15 @@ class DataLoss(MeshardError, RuntimeError):
         self.by_name = {name: tuple(parts) for name, parts in (by_name or {}).items()}
 
 
-class AllocationError(MeshardError, MemoryError, RuntimeError):
+class AllocationError(MeshardError, MemoryError, RuntimeError, explained=True):
     """Memory for an array that the system cannot provide."""
 
 
-class DeletedArrayError(MeshardError, RuntimeError):
+class DeletedArrayError(MeshardError, RuntimeError, explained=True):
     """An array that was deleted or donated."""
 
 
-class NotAddressableError(MeshardError, RuntimeError):
+class NotAddressableError(MeshardError, RuntimeError, explained=True):
     """Data that another process holds."""
 
 
@@ -230,15 +260,15 @@ class ConfigError(MeshardError, RuntimeError):
     """A setting that does not exist or comes too late."""
 
 
-class TransportError(MeshardError, RuntimeError):
+class TransportError(MeshardError, RuntimeError, explained=True):
     """Processes that cannot be reached or have come out of step."""
 
 
-class AgreementError(TransportError):
+class AgreementError(TransportError, explained=True):
     """Processes that run different operations on arrays that span them."""
 
 
-class ProcessLostError(TransportError):
+class ProcessLostError(TransportError, explained=True):
     """Processes that have died, or cannot be reached any more.
 
     All living processes that needed them raise the same error. `meshard.elastic.recover` goes on
@@ -270,5 +300,5 @@ class ProcessLostError(TransportError):
         self.when = when
 
 
-class UnequalError(MeshardError, ValueError, AssertionError):
+class UnequalError(MeshardError, ValueError, AssertionError, explained=True):
     """Values that should be the same on all processes, but differ."""

@@ -15,6 +15,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn, final
 
+from meshard.algebra.boundary import bound_all, bounded
+
 _DOORS = (
     *("meshard", "meshard.numpy", "meshard.numpy.linalg", "meshard.numpy.fft", "meshard.lax"),
     *("meshard.nn", "meshard.random", "meshard.sharding", "meshard.debug", "meshard.tree"),
@@ -107,6 +109,9 @@ class _Instead:
         raise no_attribute(kind, self._name, self._advice)
 
 
+bounded(_Instead.__get__)
+
+
 def advise_instead(kind: type, advice: Mapping[str, str]) -> None:
     """Let a class say what to do instead of attributes that it does not have.
 
@@ -155,7 +160,7 @@ def absent(
     def missing(name: str) -> NoReturn:
         raise NoAttribute(f"module {module!r}", name, lambda: advise(name))
 
-    return missing
+    return bounded(missing)
 
 
 def door(
@@ -169,7 +174,7 @@ def door(
 
     The door lists what it has imported or assigned under names without a leading underscore, but
     of modules the doors only; these are imported as ``name as name``, which type checkers read as
-    passing on.
+    passing on. Exceptions leave what it lists without the library's frames (`boundary`).
 
     Args:
         module: the door's name.
@@ -183,6 +188,7 @@ def door(
     sources = {entry.replace(":", ".").rpartition(".")[2]: entry for entry in late}
     listed = {name for name, value in found.items() if name[0] != "_" and _is_listed(value)}
     listed.update(more, sources)
+    bound_all(found[name] for name in listed if name in found)
     doors = [entry for entry in sources.values() if ":" not in entry]
     missing = absent(module, advice, reference, doors)
 
@@ -192,9 +198,10 @@ def door(
         source, _, inside = sources[name].partition(":")
         value = import_module(source)
         found[name] = getattr(value, inside) if inside else value
+        bound_all((found[name],))
         return found[name]
 
-    return sorted(listed), lambda: sorted({*found, *listed}), load
+    return sorted(listed), lambda: sorted({*found, *listed}), bounded(load)
 
 
 def _is_listed(value: object) -> bool:

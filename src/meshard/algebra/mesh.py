@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, items_of, names_of, refusal, shape_of, shown
+from meshard.algebra.boundary import bounded
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.frozen import Frozen
 from meshard.algebra.pictured import HasDrawing
@@ -77,11 +78,13 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
             else than a device is among the devices, or one is there twice.
         ArgumentError: if ``axis_types`` holds another kind of value, or not one per axis.
 
-    >>> mesh = Mesh(np.array([Device(i) for i in range(8)]).reshape(4, 2), ("x", "y"))
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.Mesh(np.asarray(meshard.devices()).reshape(4, 2), ("x", "y"))
     >>> mesh
     Mesh('x': 4, 'y': 2)
-    >>> mesh.shape["x"], mesh.size
-    (4, 8)
+    >>> mesh.shape["x"], mesh.size, mesh.devices[0, 1]
+    (4, 8, CpuDevice(id=1))
     """
 
     devices: np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -248,6 +251,7 @@ def ambient_mesh() -> Mesh | None:
     return _ambient.get()
 
 
+@bounded
 @final
 class entered_mesh:
     """Make ``mesh`` the ambient mesh within a ``with`` statement."""
@@ -265,6 +269,7 @@ class entered_mesh:
         _ambient.reset(self._token)
 
 
+@bounded
 @final
 class _SetMesh:
     """What `set_mesh` returns: leaving it as a context manager restores the mesh before."""
@@ -287,9 +292,12 @@ def set_mesh(mesh: Mesh) -> _SetMesh:
     Raises:
         ArgumentError: if ``mesh`` is not a `Mesh`.
 
-    >>> with set_mesh(Mesh([Device(0), Device(1)], "x")):
-    ...     ambient_mesh()
-    Mesh('x': 2)
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> with meshard.set_mesh(meshard.make_mesh((4, 2), ("x", "y"))):
+    ...     x = meshard.device_put(np.ones((8, 4)), meshard.P("x"))  # a bare spec
+    >>> x.sharding.spec, x.sharding.mesh
+    (P('x',), Mesh('x': 4, 'y': 2))
     """
     if not isinstance(mesh, Mesh):
         raise ArgumentError(refusal("set_mesh", "mesh", "a Mesh", mesh))
@@ -317,8 +325,11 @@ def make_mesh(
         ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
         ShapeError: if the sizes are not integers of at least 1.
 
-    >>> make_mesh((2, 2), ("x", "y"), devices=[Device(i) for i in range(4)])
-    Mesh('x': 2, 'y': 2)
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> mesh, mesh.devices[1].tolist()
+    (Mesh('x': 4, 'y': 2), [CpuDevice(id=2), CpuDevice(id=3)])
     """
     what = "make_mesh"
     if isinstance(axis_shapes, int):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshard.algebra.boundary import bound_all
 from meshard.errors import (
     ArgumentError,
     ConcretizationError,
@@ -299,3 +300,6 @@ def _check_dtype(dtype: np.dtype[Any], name: str, what: str) -> None:
             "them on with jax.config.update('jax_enable_x64', True), or convert with "
             f"x.astype('{stored}') first."
         )
+
+
+bound_all(globals()[name] for name in __all__)

@@ -65,8 +65,10 @@ class Plan(PlanFigures):
 
     >>> import numpy as np
     >>> from meshard.algebra.layout import Layout, even_cuts
+    >>> from meshard.resharding import Plan
     >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
     >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> from meshard.plan.figures.choice import PlanLeaf
     >>> plan = Plan([PlanLeaf("x", rows, whole, 4)])
     >>> plan.bytes_moved, plan.lower_bound_bytes, plan.peak_bytes
     (96, 96, 40)

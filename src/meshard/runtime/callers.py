@@ -13,11 +13,13 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
+from meshard.algebra.boundary import is_library
+
 _stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
 
-_OURS = ("meshard", "optree", "contextlib", "functools")
+_CALLED = ("optree", "contextlib", "functools")
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
-_USERS = ("meshard.examples", "meshard.cli")
+_USERS = "meshard.cli"
 
 
 def user_line() -> str:
@@ -80,4 +82,6 @@ def line_of(code: CodeType, place: int) -> int:
 
 def is_ours(module: str) -> bool:
     """Whether a module's frames are the library's own."""
-    return module.partition(".")[0] in _OURS and not module.startswith(_USERS)
+    if is_library(module):
+        return not module.startswith(_USERS)
+    return module.partition(".")[0] in _CALLED

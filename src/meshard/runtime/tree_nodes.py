@@ -38,6 +38,7 @@ def register_pytree_node(
         ArgumentError: if the class is already registered.
 
     >>> import meshard
+    >>> from meshard.tree import register_pytree_node
     >>> class Pair:
     ...     def __init__(self, a, b):
     ...         self.a, self.b = a, b
@@ -66,6 +67,22 @@ def register_pytree_node_class(cls: Class) -> Class:
 
     Raises:
         ArgumentError: if the class lacks one of the two, or is already registered.
+
+    >>> from meshard import tree
+    >>> @tree.register_pytree_node_class
+    ... class Layer:
+    ...     def __init__(self, w, name):
+    ...         self.w, self.name = w, name
+    ...
+    ...     def tree_flatten(self):
+    ...         return (self.w,), self.name
+    ...
+    ...     @classmethod
+    ...     def tree_unflatten(cls, name, children):
+    ...         return cls(*children, name)
+    >>> doubled = tree.map(lambda w: 2 * w, Layer(3, "first"))
+    >>> doubled.w, doubled.name
+    (6, 'first')
     """
     instance_of(cls, type, "tree.register_pytree_node_class", "cls")
     for name in ("tree_flatten", "tree_unflatten"):
@@ -96,6 +113,7 @@ def register_dataclass(
             fields from which an instance is made.
 
     >>> import dataclasses, meshard
+    >>> from meshard.tree import register_dataclass
     >>> @register_dataclass
     ... @dataclasses.dataclass
     ... class Layer:

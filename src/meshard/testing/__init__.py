@@ -5,41 +5,41 @@ devices that do not exist, for meshes of any size. The rest are Hypothesis strat
 meshes, specs, shapes and shardings; Hypothesis is imported when one is first used.
 """
 
-from __future__ import annotations
+import typing as _typing
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from meshard.algebra.attributes import door as _door
+from meshard.runtime.simulated import die as die
+from meshard.runtime.simulated import simulate as simulate
+from meshard.testing.virtual import virtual_devices as virtual_devices
 
-from meshard.algebra.attributes import absent as _absent
-from meshard.runtime.simulated import die, simulate
-from meshard.testing.virtual import virtual_devices
-
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.testing.strategies import (
-        box_shardings,
-        meshes,
-        named_shardings,
-        placed_shapes,
-        shapes,
-        specs,
+        box_shardings as box_shardings,
     )
-
-__all__ = [
-    "box_shardings",
-    "die",
-    "meshes",
-    "named_shardings",
-    "placed_shapes",
-    "shapes",
-    "simulate",
-    "specs",
-    "virtual_devices",
-]
-
-_STRATEGIES = frozenset(__all__) - {"die", "simulate", "virtual_devices"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _STRATEGIES:
-        return _absent(__name__)(name)
-    return getattr(import_module(".strategies", __name__), name)
+    from meshard.testing.strategies import (
+        meshes as meshes,
+    )
+    from meshard.testing.strategies import (
+        named_shardings as named_shardings,
+    )
+    from meshard.testing.strategies import (
+        placed_shapes as placed_shapes,
+    )
+    from meshard.testing.strategies import (
+        shapes as shapes,
+    )
+    from meshard.testing.strategies import (
+        specs as specs,
+    )
+else:
+    __all__, __dir__, __getattr__ = _door(
+        __name__,
+        late=(
+            "meshard.testing.strategies:box_shardings",
+            "meshard.testing.strategies:meshes",
+            "meshard.testing.strategies:named_shardings",
+            "meshard.testing.strategies:placed_shapes",
+            "meshard.testing.strategies:shapes",
+            "meshard.testing.strategies:specs",
+        ),
+    )

@@ -20,6 +20,7 @@ from meshard.algebra.arguments import (
     refusal,
     shape_of,
 )
+from meshard.algebra.boundary import bounded
 from meshard.algebra.box import Box
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device, devices_of
@@ -66,6 +67,7 @@ def meshes(devices: Sequence[Device] | None = None, max_axes: int = 4) -> st.Sea
 
 
 @st.composite
+@bounded
 def _meshes(draw: st.DrawFn, devices: Sequence[Device], max_axes: int) -> Mesh:
     have = list(devices)
     names = draw(st.permutations(_NAMES[: draw(st.integers(1, max_axes))]))
@@ -90,6 +92,7 @@ def specs(mesh: Mesh, ndim: int) -> st.SearchStrategy[PartitionSpec]:
 
 
 @st.composite
+@bounded
 def _specs(draw: st.DrawFn, mesh: Mesh, ndim: int) -> PartitionSpec:
     dims: list[list[str]] = [[] for _ in range(ndim)]
     for name in draw(st.permutations(mesh.axis_names)):
@@ -122,6 +125,7 @@ def shapes(
 
 
 @st.composite
+@bounded
 def _shapes(
     draw: st.DrawFn, shards: Sequence[int], divides: bool, min_size: int
 ) -> tuple[int, ...]:
@@ -152,6 +156,7 @@ def named_shardings(
 
 
 @st.composite
+@bounded
 def _named_shardings(
     draw: st.DrawFn,
     ndim: int,
@@ -184,6 +189,7 @@ def placed_shapes(
 
 
 @st.composite
+@bounded
 def _placed_shapes(
     draw: st.DrawFn,
     max_ndim: int,
@@ -211,6 +217,7 @@ def box_shardings(
 
 
 @st.composite
+@bounded
 def _box_shardings(draw: st.DrawFn, shape: Sequence[int], devices: Sequence[Device]) -> BoxSharding:
     have = draw(st.permutations(list(devices)))
     count = draw(st.integers(1, len(have)))

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -33,7 +34,7 @@ else:
         def decorated(f: Callable[..., Any]) -> Any:
             return make(f).wrap_results(_wrapper)
 
-        return decorated if f is None else decorated(f)
+        return bounded(decorated) if f is None else decorated(f)
 
 
 pjit = jit

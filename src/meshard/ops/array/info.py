@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.arguments import described
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, DtypeError, MeshardError
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
@@ -137,17 +138,28 @@ def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
 
 
 def finfo(type: DTypeLike | ArrayLike, /) -> np.finfo[Any]:
-    """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on."""
+    """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.finfo("float32").eps)
+    1.1920928955078125e-07
+    """
     with _refusing("finfo", "type", type):
         return _finfo(_dtype(type))
 
 
 def iinfo(type: DTypeLike | ArrayLike, /) -> ml_dtypes.iinfo:
-    """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``."""
+    """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.iinfo("int8").max)
+    127
+    """
     with _refusing("iinfo", "type", type):
         return _iinfo(_dtype(type))
 
 
+@bounded
 @final
 class NamespaceInfo:
     """What ``meshard.numpy`` can do, for code that is written for any array library."""

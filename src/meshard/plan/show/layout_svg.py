@@ -57,6 +57,8 @@ def drawing_svg(
     and higher there is a grid of slabs, one for each block of the leading dims.
 
     >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout
+    >>> from meshard.debug import drawing_svg
     >>> drawing_svg(Layout((4,), ((0, 1, 4),), np.array([[0], [1]])))[:46]
     '<svg xmlns="http://www.w3.org/2000/svg" class='
     """
@@ -147,6 +149,13 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
     Raises:
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> tiles = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x", "y"))
+    >>> svg = meshard.debug.sharding_svg((8, 8), tiles)
+    >>> svg.startswith("<svg"), svg.count("CPU 7")
+    (True, 2)
     """
     check_sharding(sharding, "sharding_svg")
     shape = shape_of(shape, "sharding_svg")
@@ -234,6 +243,8 @@ def _slabs(
     run = drawing.slab_run
     per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
     per_row = most if per_row == 1 else per_row
+    while 2 * per_row <= most and len(plots) > 2 * per_row:  # so that the picture is not tall
+        per_row *= 2
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)

@@ -11,6 +11,8 @@ from functools import cache
 
 from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_text
 
+LEAST = 560  # pixels below which a drawing scrolls instead of shrinking: texts stay readable
+
 Value = str | float | None
 
 
@@ -40,7 +42,7 @@ def picture(
         width=wide,
         height=high,
         viewBox=f"0 0 {wide} {high}",
-        style="max-width:100%;height:auto",
+        style=f"--meshard-least:{min(round(width), LEAST)}px;max-width:100%;height:auto",
         font_size=11,
         font_family=FONT,
     )

@@ -123,6 +123,7 @@ def simulate_loss(
         TreeError, ShardingError: if ``place`` does not return shardings for the tree.
 
     >>> import meshard
+    >>> from meshard.elastic import simulate_loss
     >>> from meshard.testing import virtual_devices
     >>> def place(devices):
     ...     return meshard.NamedSharding(

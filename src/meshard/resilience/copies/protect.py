@@ -58,6 +58,7 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
         ShardingError: if a sharding has devices that do not exist.
 
     >>> import meshard
+    >>> from meshard.elastic import plan_protect
     >>> x = meshard.device_put(meshard.numpy.zeros(8), meshard.devices()[0])
     >>> plan_protect({"x": x}).bytes_moved  # there is nobody else to keep a copy
     0
@@ -96,6 +97,7 @@ def protect(
         DataLoss: if an array has lost boxes already.
 
     >>> import meshard
+    >>> from meshard.elastic import protect
     >>> from meshard.testing import simulate
     >>> def program():
     ...     rows = meshard.NamedSharding(meshard.make_mesh((3,), "i"), meshard.P("i"))

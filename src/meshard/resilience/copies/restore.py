@@ -68,6 +68,7 @@ def plan_restore(
         CheckpointError, TreeError, ShardingError: see `restore`.
 
     >>> import meshard
+    >>> from meshard.elastic import plan_restore
     >>> from meshard.testing import virtual_devices
     >>> devices = virtual_devices(4, devices_per_process=1)
     >>> rows, fewer = (
@@ -120,6 +121,7 @@ def restore(
         DeletedArrayError: if an array was deleted.
 
     >>> import meshard
+    >>> from meshard.elastic import restore
     >>> x = meshard.device_put(meshard.numpy.arange(4), meshard.devices()[0])
     >>> restore({"x": x, "step": 3}, meshard.devices()[0])["step"]
     3

@@ -60,6 +60,7 @@ def publish(
         StorageError: if the folder cannot be used.
 
     >>> import numpy as np
+    >>> from meshard.elastic import publish
     >>> with publish("doctest", {"w": np.zeros(4)}) as publisher:
     ...     publisher.publish({"w": np.ones(4)})
     2

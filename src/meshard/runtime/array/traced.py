@@ -12,6 +12,7 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.attributes import no_attribute
+from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
 from meshard.runtime.array.methods import INSTEAD, ArrayMethods
 from meshard.runtime.types import Block
@@ -26,6 +27,7 @@ _PLACED = frozenset(
 )
 
 
+@bounded
 class Traced(ArrayMethods):
     """The base of values inside a transformation.
 

@@ -34,7 +34,8 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     Raises:
         ArgumentError: if ``sharding`` is not a NamedSharding, or nothing in ``x`` has a sharding.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
+    >>> from meshard.resharding import best_device_order
     >>> mesh = meshard.make_mesh((1,), ("i",))
     >>> where = meshard.NamedSharding(mesh, meshard.P("i"))
     >>> best_device_order(meshard.device_put(np.arange(4), where), where) == where

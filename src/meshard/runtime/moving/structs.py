@@ -37,7 +37,8 @@ class ShapeDtypeStruct(Shaped, Drawn):
         ShardingError: if ``sharding`` is not a sharding.
         SpecError: if its spec is longer than the rank.
 
-    >>> x = ShapeDtypeStruct((2, 3), "float32")
+    >>> import meshard
+    >>> x = meshard.ShapeDtypeStruct((2, 3), "float32")
     >>> x
     ShapeDtypeStruct(shape=(2, 3), dtype=float32)
     >>> x.update(shape=(4,)).nbytes
@@ -135,8 +136,8 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     Raises:
         DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of them.
 
-    >>> import numpy as np
-    >>> typeof(np.ones((2, 3)))
+    >>> import meshard, numpy as np
+    >>> meshard.typeof(np.ones((2, 3)))
     float64[2,3]
     """
     if isinstance(x, (Array, Traced)):

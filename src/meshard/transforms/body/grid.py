@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -24,6 +25,7 @@ _MOST_CELLS = 16
 _MOST_SHOWN = 256
 
 
+@bounded
 @final
 class Grid(Traced):
     """A value inside a `shard_map` body: one cell for each device, as far as devices differ.

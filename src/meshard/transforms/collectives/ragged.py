@@ -495,7 +495,8 @@ def ragged_all_to_all(
         ShapeError: if shapes do not fit together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
-    >>> import meshard, numpy as np
+    >>> import numpy as np, meshard
+    >>> from meshard.lax import ragged_all_to_all
     >>> from meshard.sharding import P
     >>> mesh = meshard.make_mesh((1,), ("i",))
     >>> def send(x, one, two):

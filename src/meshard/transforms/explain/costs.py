@@ -13,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.boundary import bounded
 from meshard.plan.hops.exact import volumes_of
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind, Scope
@@ -25,6 +26,7 @@ Held = dict[int, int]
 """Bytes by device id."""
 
 
+@bounded
 @final
 @dataclass(frozen=True, slots=True)
 class MemoryAnalysis:

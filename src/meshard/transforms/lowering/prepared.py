@@ -77,7 +77,7 @@ class Prepared:
     def function(self, runs: Iterable[Callable[..., Any]]) -> Function:
         """Return the function, given what each step runs."""
         names = {f"r{number}": run for number, run in enumerate(runs)}
-        return FunctionType(self._code, names | self._numbers)
+        return FunctionType(self._code, {"__name__": __name__} | names | self._numbers)
 
     def step_of(self, error: BaseException) -> int:
         """Return the number of the step that raised an error."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
+from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
@@ -24,6 +25,7 @@ from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program, Var
 
 
+@bounded
 @final
 class Tracer(AbstractArray):
     """An array inside a function that is being traced.

@@ -38,7 +38,8 @@ def clean(path: str | Path, *, force: bool = False, dry_run: bool = False) -> li
         CorruptFileError: if a manifest is damaged: what it needs is then unknown.
 
     >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> from pathlib import Path
+    >>> from meshard.checkpoint import clean, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(4.0)}, step=1)
     ...     left = Path(folder) / "step-00000002" / "data-host.1.1-0"

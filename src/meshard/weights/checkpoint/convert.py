@@ -118,8 +118,8 @@ def convert(
         FileInUseError, StorageError, CheckpointError: see `save`.
         KeyMapError: if the map does not fit the tensors.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import convert, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder + "/a", {"w": np.zeros((4, 4), "f4")})
     ...     convert(folder + "/a", folder + "/b.safetensors", dtype="bfloat16").bytes_written

@@ -81,8 +81,8 @@ def load(
         TreeError: if ``shardings`` is not a prefix of the tree, or if only ``like`` can make one of
             its containers again.
 
-    >>> import tempfile, numpy as np, meshard
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, meshard, tempfile
+    >>> from meshard.checkpoint import load, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(6.0).reshape(2, 3), "epoch": 3})
     ...     load(folder)
@@ -138,8 +138,8 @@ def load_iter(
     Raises:
         MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import load_iter, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"a": np.zeros((2, 3)), "b": np.ones(4)})
     ...     [(name, x.shape) for name, x in load_iter(folder)]
@@ -187,8 +187,8 @@ def plan_load(
     Raises:
         MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import plan_load, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.zeros((512, 512))})
     ...     plan_load(folder).bytes_read

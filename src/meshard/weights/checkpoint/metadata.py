@@ -112,8 +112,8 @@ def metadata(path: Files, *, step: int | None = None) -> Metadata:
         MissingFileError: if there is no complete checkpoint, or one of its files is missing.
         CorruptFileError: if a file is cut off, was changed, or contradicts another one.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import metadata, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.zeros((2, 3), "f4"), "epoch": 3})
     ...     found = metadata(folder)

@@ -88,7 +88,8 @@ def save(
         UnequalError: if the processes give different values for a leaf that is not spread.
         DeletedArrayError: if an array was deleted.
 
-    >>> import tempfile, numpy as np, meshard
+    >>> import numpy as np, meshard, tempfile
+    >>> from meshard.checkpoint import save
     >>> tree = {"w": meshard.numpy.arange(6.0), "epoch": 3}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     handle = save(folder + "/run", tree)

@@ -76,6 +76,7 @@ def plan_save(tree: Any, *, dtype: Any = None) -> SavePlan:
         CheckpointError: if a leaf cannot be saved.
 
     >>> import numpy as np
+    >>> from meshard.checkpoint import plan_save
     >>> print(plan_save({"w": np.zeros((512, 512), "f4")}).nbytes)
     1048576
     """

@@ -33,8 +33,8 @@ def verify(path: Files, *, step: int | None = None, progress: Progress = None) -
         MissingFileError: if there is no complete checkpoint at all.
         StorageError: if a file may not be read.
 
-    >>> import pathlib, tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, pathlib, tempfile
+    >>> from meshard.checkpoint import save, verify
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(100.0)})
     ...     (file,) = pathlib.Path(folder).glob("data-*/*")

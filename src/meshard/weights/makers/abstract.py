@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from meshard.algebra.arguments import shape_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import KeyMapError, ShapeError
 from meshard.runtime.callers import is_ours, place_text
 from meshard.weights.maps.form import Form, check_count, joined, source_form
@@ -43,6 +44,7 @@ def _impure(what: str) -> NoReturn:
     refuse(f"the loader is not pure movement: {what} depends on values, which a map does not have")
 
 
+@bounded
 @final
 class AbstractArray(NDArrayOperatorsMixin):
     """An array without values."""

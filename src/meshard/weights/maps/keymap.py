@@ -142,6 +142,7 @@ class KeyMap:
     ``{e}``), ``{name}`` for one part of a name without dots, ``{*}`` and ``{name*}``
     for any text.
 
+    >>> from meshard.checkpoint import KeyMap
     >>> layer = "model.layers.{i}.self_attn."
     >>> map = KeyMap().fuse(
     ...     [f"{layer}{w}_proj.weight" for w in "qkv"],
@@ -242,7 +243,7 @@ class KeyMap:
 
         >>> w = {f"experts.{e}.w1": ((4, 2), "f4") for e in range(8)}
         >>> print(KeyMap().stack("experts.{e}.w1", "w1").apply(w))
-        tensor  shape      dtype    made of                          how
+        tensor  shape      dtype    made of                            how
         w1      [8, 4, 2]  float32  experts.0.w1 ... experts.7.w1 (8)  stack
         """
         return self.add(rules.Stack(source, to, dim=dim))

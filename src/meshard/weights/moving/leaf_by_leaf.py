@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from meshard.algebra.arguments import flag_of
+from meshard.algebra.boundary import bounded
 from meshard.plan.figures.window import checked_window
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
@@ -53,6 +54,7 @@ def reshard_iter(
             `reshard`.
 
     >>> import numpy as np, meshard
+    >>> from meshard.resharding import reshard_iter
     >>> tree = {"a": np.arange(4), "b": np.ones(3)}
     >>> [(name, y.shape) for name, y in reshard_iter(tree, meshard.devices()[0])]
     [('a', (4,)), ('b', (3,))]
@@ -80,7 +82,7 @@ def reshard_iter(
             while found:
                 yield names[batch[len(batch) - len(found)]], found.pop(0)
 
-    return moved()
+    return bounded(moved)()
 
 
 def _batches(leaves: list[Any], numbers: list[int], most: int) -> Iterator[list[int]]:

@@ -144,11 +144,14 @@ def reshard(
     Only a large donated array that was on its way when another process failed is lost.
 
     >>> import numpy as np, meshard
-    >>> x = reshard(np.arange(4), meshard.devices()[0])
-    >>> x.committed
-    True
-    >>> y = reshard({"w": x + 0.5}, meshard.devices()[0], dtype="bfloat16")
-    >>> y["w"].dtype
+    >>> from meshard import NamedSharding, P
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> x = meshard.device_put(np.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("x")))
+    >>> y = meshard.reshard(x, NamedSharding(mesh, P(None, "y")))
+    >>> y.sharding.spec, y.addressable_data(0).shape, bool((x == y).all())
+    (P(None, 'y'), (8, 4), True)
+    >>> meshard.reshard({"w": x}, NamedSharding(mesh, P("y")), dtype="bfloat16")["w"].dtype
     dtype(bfloat16)
     """
     options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress, alive)

@@ -34,8 +34,8 @@ def steps(path: str | Path) -> list[int]:
         MissingFileError: if there is no such folder.
         StorageError: if it may not be read.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import latest, save, steps
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for step in (10, 20, 30):
     ...         _ = save(folder, {"w": np.arange(4.0)}, step=step, keep=2)

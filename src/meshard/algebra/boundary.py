@@ -1,0 +1,346 @@
+"""The boundary between users' code and the library's: tracebacks end at the user's line.
+
+In: the functions and classes that doors list. Out: the same functions and classes, from which
+exceptions leave without the frames of the library. ``MESHARD_TRACEBACK=full`` keeps these frames.
+
+Nothing is wrapped: a function's own code gets one more exception handler, around its whole body.
+What raises nothing runs the same instructions as before, and no frame is added to the stack, so
+that a property costs what it did; a wrapper would cost 20 to 60 ns of each call. The handler is
+what the running Python has compiled for `_template`, moved behind the function's last instruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, cached_property, wraps
+from inspect import get_annotations
+from types import CodeType, FunctionType, MethodType, TracebackType
+from typing import ParamSpec, TypeVar, final
+
+from meshard.errors import MeshardError
+from meshard.settings import Setting, one_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TRACEBACK = Setting("traceback", "short", *one_of("short", "full"))
+
+_USERS = ("meshard.examples",)
+_BELOW = frozenset(
+    (
+        *("numpy", "scipy", "ml_dtypes", "opt_einsum", "optree", "threadpoolctl", "rich", "click"),
+        *("xxhash", "mpi4py", "zarr", "h5py", "safetensors", "llvmlite", "jax", "jaxlib"),
+        *sys.stdlib_module_names,
+    )
+) - {"__main__"}
+"""Packages whose frames are internal where the library has called them."""
+_INSIDE = "Raised inside meshard; MESHARD_TRACEBACK=full shows where."
+
+
+def is_library(module: str) -> bool:
+    """Whether a module belongs to the library, by its name; its examples belong to users."""
+    return module.partition(".")[0] == "meshard" and not module.startswith(_USERS)
+
+
+def users_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the library's frames; None if none is left.
+
+    Frames of packages that the library has called go too, but not those that the user has called.
+    """
+    nodes: list[tuple[TracebackType, bool]] = []
+    inside = False
+    while trace is not None:
+        module = trace.tb_frame.f_globals.get("__name__") or ""
+        inside = is_library(module) or (inside and module.partition(".")[0] in _BELOW)
+        nodes.append((trace, inside))
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    whole = True  # whether all behind this place is kept, and can be as it is
+    for node, inside in reversed(nodes):
+        if inside:
+            whole = False
+        elif whole:
+            kept = node
+        else:
+            kept = TracebackType(kept, node.tb_frame, node.tb_lasti, node.tb_lineno)
+    return kept
+
+
+def shorten(error: BaseException) -> None:
+    """Cut the library's frames off an exception and those it is chained to.
+
+    What the library caught and answered with an error of its own is not shown.
+    """
+    if TRACEBACK.value == "full":
+        return
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        error = todo.pop()
+        if id(error) in seen:
+            continue
+        seen.add(id(error))
+        _explain_fault(error)
+        error.__traceback__ = users_frames(error.__traceback__)
+        cause, context = error.__cause__, error.__context__
+        if cause is not None:
+            todo.append(cause)
+        if context is not None and not error.__suppress_context__:
+            if isinstance(error, MeshardError):
+                context = _answered(error)
+            if context is not None:
+                todo.append(context)
+        if isinstance(error, BaseExceptionGroup):
+            todo.extend(error.exceptions)
+
+
+def _answered(error: BaseException) -> BaseException | None:
+    """Let an error follow what the user's code was handling, past what the library has caught."""
+    context, passed = error.__context__, {id(error)}
+    while context is not None and users_frames(context.__traceback__) is None:
+        passed.add(id(context))
+        context = context.__context__
+        if id(context) in passed:
+            context = None
+    if context is None:
+        error.__suppress_context__ = True
+    else:
+        error.__context__ = context
+    return context
+
+
+def _explain_fault(error: BaseException) -> None:
+    """Note on an exception that the library did not mean to raise how to see where it did."""
+    trace = error.__traceback__
+    if trace is None or isinstance(error, (MeshardError, AttributeError, Warning, StopIteration)):
+        return
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_by = trace.tb_frame.f_globals.get("__name__") or ""
+    told = getattr(error, "__notes__", ())
+    if isinstance(error, Exception) and is_library(raised_by) and _INSIDE not in told:
+        error.add_note(_INSIDE)
+
+
+def _leave() -> None:
+    """What the handlers call: shorten the exception that is being raised."""
+    error = sys.exception()
+    if error is not None:
+        shorten(error)
+
+
+# --- the handler
+
+
+_PLACEHOLDER = 0.5  # a constant of the template, for which `_leave` is put
+_TEMPLATE = f"""
+def _template():
+    try:
+        _template()
+    except:
+        {_PLACEHOLDER}()
+        raise
+"""
+_UNIT = 2  # bytes of an instruction; tables count in units
+
+
+@final
+class _Handler:
+    """The handler that the running Python compiles: its instructions and its clean-up."""
+
+    def __init__(self) -> None:
+        found: dict[str, FunctionType] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a number is called
+            exec(_TEMPLATE, found)
+        code = found["_template"].__code__
+        body, cleanup = _entries(code.co_exceptiontable)
+        start = body[2]
+        self.guarded, self.depth = cleanup[1], cleanup[3]
+        self.distance = cleanup[2] - start - self.guarded
+        load = bytes([dis.opmap["LOAD_CONST"], code.co_consts.index(_PLACEHOLDER)])
+        self.before, _, self.behind = code.co_code[start * _UNIT :].partition(load)
+        self.stack = code.co_stacksize
+        self._made: dict[int, tuple[bytes, bytes, int]] = {}
+        if not self.behind or cleanup[0] != start:
+            raise ValueError
+
+    def calling(self, constant: int) -> tuple[bytes, bytes, int]:
+        """Return the handler that calls a constant: code, its lines, how many units it guards."""
+        if constant not in self._made:
+            high, low = divmod(constant, 256)
+            load = bytes([dis.opmap["EXTENDED_ARG"], high]) if high else b""
+            load += bytes([dis.opmap["LOAD_CONST"], low])
+            code = self.before + load + self.behind
+            units = len(code) // _UNIT
+            lines = bytes(0xF8 | min(8, units - at) - 1 for at in range(0, units, 8))  # no line
+            self._made[constant] = code, lines, self.guarded + len(load) // _UNIT - 1
+        return self._made[constant]
+
+
+_Entry = tuple[int, int, int, int]
+"""A line of an exception table: start, size and target in units, and depth with its flag."""
+
+
+def _entries(table: bytes) -> Iterator[_Entry]:
+    """Yield the lines of an exception table, which is a list of numbers of 6 bits a byte."""
+    numbers: list[int] = []
+    value = 0
+    for byte in table:
+        value = value << 6 | byte & 0x3F
+        if not byte & 0x40:
+            numbers.append(value)
+            value = 0
+    it = iter(numbers)
+    return zip(it, it, it, it, strict=True)
+
+
+@cache
+def _number(number: int, first: int = 0) -> bytes:
+    """Return one number of an exception table; the first one of a line is marked."""
+    digits = [number & 0x3F]
+    while number := number >> 6:
+        digits.append(0x40 | number & 0x3F)
+    digits[-1] |= first
+    return bytes(reversed(digits))
+
+
+def _with_handler(handler: _Handler, code: CodeType) -> CodeType:
+    """Return a function's code with one more handler, of all that no other one handles."""
+    body = code.co_code
+    end = len(body) // _UNIT
+    more, lines, guarded = handler.calling(len(code.co_consts))
+    entries: list[_Entry] = []
+    at = 0
+    for entry in _entries(code.co_exceptiontable):
+        if entry[0] > at:
+            entries.append((at, entry[0] - at, end, 0))
+        entries.append(entry)
+        at = entry[0] + entry[1]
+    if end > at:
+        entries.append((at, end - at, end, 0))
+    cleanup = end + guarded + handler.distance
+    entries.append((end, guarded, cleanup, handler.depth))
+    table = [
+        _number(start, 0x80) + _number(size) + _number(target) + _number(depth)
+        for start, size, target, depth in entries
+    ]
+    return code.replace(
+        co_code=body + more,
+        co_consts=(*code.co_consts, _leave),
+        co_exceptiontable=b"".join(table),
+        co_linetable=code.co_linetable + lines,
+        co_stacksize=max(code.co_stacksize, handler.stack),
+    )
+
+
+def _handler() -> _Handler | None:
+    """Return the handler; None on a Python that compiles in another way."""
+    try:
+        return _Handler()
+    except (AttributeError, LookupError, ValueError):
+        return None
+
+
+_HANDLER = _handler()
+
+
+# --- what has it
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_known: set[type] = set()
+
+
+def bounded(value: T) -> T:
+    """Let exceptions leave a function or class without the library's frames; return the same one.
+
+    It is for those that no door lists, and that no annotation of a listed one names.
+    """
+    bound_all((value,))
+    return value
+
+
+def _bound(function: FunctionType) -> None:
+    code = function.__code__
+    if _HANDLER and not (code.co_consts and code.co_consts[-1] is _leave):
+        function.__code__ = _with_handler(_HANDLER, code)
+
+
+def bound_all(values: Iterable[object]) -> None:
+    """Let exceptions leave functions and classes without the library's frames.
+
+    Of a class all that users may call has that, and so have classes whose values its methods, or
+    the functions, return by their annotations.
+    """
+    todo = list(values)
+    while todo:
+        value = todo.pop()
+        if isinstance(value, type):
+            if value not in _known and is_library(value.__module__):
+                _known.add(value)
+                todo.extend((type(value), *value.__mro__[1:], *_members(value)))
+                todo.extend(_named(get_annotations(value).values(), value))
+        elif isinstance(value, MethodType):
+            todo.append(value.__func__)
+        elif isinstance(value, FunctionType) and is_library(value.__module__ or ""):
+            _bound(value)
+            todo.extend(_named((value.__annotations__.get("return"),), value))
+
+
+def _members(kind: type) -> Iterator[object]:
+    """Yield the functions of a class that users may call: operators and what has a public name."""
+    for name, value in vars(kind).items():
+        if name[0] == "_" and name[-1] != "_":
+            continue
+        if isinstance(value, property):
+            yield from (value.fget, value.fset, value.fdel)
+        elif isinstance(value, cached_property):
+            yield value.func
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield value.__func__
+        elif isinstance(value, FunctionType):
+            yield value
+
+
+def _named(annotations: Iterable[object], owner: type | FunctionType) -> Iterator[object]:
+    """Yield the classes that annotations name, where their module knows them when it runs."""
+    module = sys.modules.get(owner.__module__)
+    found = vars(module) if module else {}
+    for annotation in annotations:
+        for name in _NAME.findall(annotation) if isinstance(annotation, str) else ():
+            value = found.get(name)
+            if isinstance(value, type):
+                yield value
+
+
+class _Context(contextlib._GeneratorContextManager[T]):
+    """A context manager made of a generator, from which exceptions leave without our frames."""
+
+    def __enter__(self) -> T:
+        return super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return super().__exit__(kind, error, trace)
+
+
+def context(function: Callable[P, Iterator[T]]) -> Callable[P, _Context[T]]:
+    """Make a context manager of a generator, as `contextlib.contextmanager`, for users."""
+
+    @wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> _Context[T]:
+        return _Context(function, args, kwargs)  # type: ignore[arg-type]
+
+    return made
+
+
+bounded(_Context)

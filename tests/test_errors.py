@@ -1,0 +1,61 @@
+"""Errors as values: their notes, and the sections of the guide that these name."""
+
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from meshard import errors
+from meshard._version import DOCS
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+ALL = [getattr(errors, name) for name in errors.__all__]
+EXPLAINED = [kind for kind in ALL if kind("x").__dict__.get("__notes__")]
+
+
+def sections() -> dict[str, str]:
+    """Return the sections of the page that are about one class: name and text."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.split(r"^#{1,3} ", text, flags=re.MULTILINE)
+    named = {part.partition("\n")[0]: part.partition("\n")[2] for part in found}
+    return {name: text for name, text in named.items() if name.endswith(("Error", "DataLoss"))}
+
+
+def test_each_address_has_a_section_and_each_section_an_error() -> None:
+    own = {kind.__name__ for kind in EXPLAINED if "_section" in vars(kind)}
+    assert own == set(sections())
+
+
+@pytest.mark.parametrize("kind", EXPLAINED)
+def test_the_last_line_is_the_address_of_the_section(kind: type[errors.MeshardError]) -> None:
+    error = kind("x is not y.")
+    assert str(error) == "x is not y."
+    error.add_note("first")
+    error.add_note("second")
+    *notes, last = error.__notes__
+    assert notes == ["first", "second"]
+    address, _, slug = last.partition("#")
+    assert address == f"See {DOCS}/errors.html"
+    assert slug in {name.lower() for name in sections()}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_errors_are_copied_and_pickled_whole(kind: type[errors.MeshardError]) -> None:
+    error = kind("x is not y.")
+    for other in (copy.copy(error), copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is kind
+        assert other.args == error.args
+        assert vars(other) == vars(error)
+
+
+@pytest.mark.parametrize("name", sections())
+def test_a_section_says_what_to_do(name: str) -> None:
+    assert len(sections()[name].split()) > 35
+
+
+def test_a_subclass_is_told_in_the_section_of_its_parent() -> None:
+    kind = errors.NoIntermediateShardingNeededError
+    assert kind("x").__notes__ == [f"See {DOCS}/errors.html#nointermediateshardingerror"]
+    assert not hasattr(errors.ArgumentError("x"), "__notes__")
