@@ -18,6 +18,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import columns
 from meshard.runtime.types import dtype_name
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.casts import dtype_named
@@ -97,7 +98,9 @@ class Mapped:
         ]
         left = len(self.recipes) - len(listed)
         notes = [f"... and {left:,} more"] if left else []
-        return Table(("tensor", "shape", "dtype", "made of", "how"), rows, "<<<<<", notes)
+        return Table(
+            ("tensor", "shape", "dtype", "made of", "how"), rows, "~<<~~", notes, spare=("shape",)
+        )
 
     def check_shardings(
         self, shardings: Mapping[str, Sharding]
@@ -116,7 +119,7 @@ class Mapped:
         return scales.check_cuts(self.recipes, self.scales, shardings)
 
     def __str__(self) -> str:
-        return self.table(_ROWS).text(None)
+        return self.table(_ROWS).text(columns())
 
 
 def _made_of(sources: Sequence[str]) -> str:
@@ -471,7 +474,7 @@ class KeyMap:
             for k, rule in enumerate(stage.rules, 1):
                 rows.append((str(k), *rule.cells))
         notes = [f"rest: {self.stages[0].rest}"] if len(self.stages) == 1 else []
-        return Table(("", "rule", "from", "to", "how"), rows, "><<<<", notes).text(None)
+        return Table(("", "rule", "from", "to", "how"), rows, "><~~~", notes).text(columns())
 
     def __repr__(self) -> str:
         return f"<KeyMap of {len(self.rules)} rules>"
