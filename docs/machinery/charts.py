@@ -94,18 +94,15 @@ def scatter(points: np.ndarray, groups: Sequence[int], told: str) -> str:
 
 def curves(lines: Sequence[np.ndarray], told: str, *, marks: bool = False) -> str:
     """Return lines of numbers over their places."""
-    longest = max(map(len, lines))
     every = np.concatenate([np.stack([np.arange(len(y)), y], 1) for y in lines])
-    place = _placed(np.concatenate([every, [[0, every[:, 1].min()], [longest - 1, 0]]])[: len(every)])
+    place = _placed(every)
     parts, start = [], 0
     for number, line in enumerate(lines):
         points = place[start : start + len(line)]
         start += len(line)
         text = " ".join(f"{number_text(x)},{number_text(y)}" for x, y in points)
         stroke = PALETTE[number % len(PALETTE)]
-        parts.append(
-            element("polyline", points=text, fill="none", stroke=stroke, stroke_width=1.4)
-        )
+        parts.append(element("polyline", points=text, fill="none", stroke=stroke, stroke_width=1.4))
         if marks:
             parts += [element("circle", cx=x, cy=y, r=2, fill=stroke) for x, y in points]
     return chart(told, parts)
