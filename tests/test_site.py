@@ -98,6 +98,8 @@ def test_every_example_is_in_the_gallery() -> None:
     examples = {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert len(examples) >= 20
     assert set(programs.names()) == examples
+    page = (DOCS / "gallery" / "index.md").read_text()
+    assert re.findall(r"^\w+$", page[page.index("{toctree}") :], re.MULTILINE) == programs.names()
     assert set(programs.shows()) == examples, "each has a row in examples/README.md"
 
 

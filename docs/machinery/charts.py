@@ -57,9 +57,10 @@ def heat_map(
     left, top = (WIDTH - columns * wide) / 2, (HEIGHT - rows * high) / 2
     low, span = np.nanmin(values), np.ptp(values[~np.isnan(values)]) or 1
     shares = (values - low) / span
+    least = 0.0 if tell else 0.01  # what is less has the colour of the ground, NaN too
     paths: dict[str, list[str]] = {}
     for i, row in enumerate(shares):
-        colors = ["" if np.isnan(v) else shade(round(float(v) * 40) / 40) for v in row]
+        colors = ["" if not v >= least else shade(round(float(v) * 40) / 40) for v in row]
         # Neighbours of one colour are one rectangle; all of a colour are one element.
         ends = [j for j in range(1, columns + 1) if j == columns or colors[j] != colors[j - 1]]
         for start, end in pairwise([0, *ends]):

@@ -8,10 +8,12 @@ are made of.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -84,6 +86,13 @@ def skip_foreign(
     return True if home.split(".")[0] in {"numpy", "ml_dtypes", "typing"} else None
 
 
+def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
+    """Leave Python's own names in signatures alone: `bool` is not ``meshard.numpy.bool``."""
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link.get("refdomain") == "py" and hasattr(builtins, link["reftarget"]):
+            link.replace_self(link.children)
+
+
 def absent_names(env: BuildEnvironment) -> list[str]:
     """Return the public names that the inventory lacks."""
     domain = env.get_domain("py")
@@ -111,5 +120,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-skip-member", skip_foreign)
     app.connect("autodoc-process-docstring", link_docstring)
+    app.connect("doctree-read", unlink_builtins)
     app.connect("env-check-consistency", check_inventory)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

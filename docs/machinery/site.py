@@ -64,7 +64,7 @@ def social(drawing: str) -> str:
         "overflow:hidden;font-family:system-ui,sans-serif;background:#fff;color:#1f2328}"
         "main{padding:70px 80px}h1{font-size:84px;margin:0;display:flex;gap:32px;line-height:1.15}"
         "h1 svg{width:96px}p{font-size:36px;line-height:1.35;color:#59636e;margin:28px 0 40px}"
-        ".d svg{width:1040px;height:auto}</style>"
+        ".d svg{height:300px;width:auto;max-width:none!important}</style>"
         f"<main><h1>{icon} meshard</h1><p>{ABOUT}</p><div class='d'>{drawing}</div></main></html>"
     )
 
