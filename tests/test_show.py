@@ -254,3 +254,30 @@ def test_a_spanning_array_shows_its_own_part_and_says_so():
 
     first, _ = simulate(2, 1, other, deadline=5)
     assert "process 1 holds it" in first
+
+
+@given(st.data())
+def test_any_array_is_shown(data):
+    if data.draw(st.booleans()):
+        sharding, shape = data.draw(
+            placed_shapes(uneven=(None, "balanced", "ceil"), devices=meshard.devices())
+        )
+    else:
+        shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=4)))
+        sharding = data.draw(box_shardings(shape, meshard.devices()))
+    x = meshard.device_put(np.zeros(shape, data.draw(st.sampled_from(["f4", "?", "i1"]))), sharding)
+    head, facts, order, values = shown(x)
+    assert head.startswith(f"{x._type.str_short()} · ")
+    assert facts
+    assert ("svg" in order) == (sharding.num_devices > 1 and x.size > 0)
+    assert (values is None) == (x.size == 0)
+    ElementTree.fromstring(x.to_svg())
+
+
+def test_an_array_with_lost_parts_says_which(monkeypatch):
+    x = put(GRID, "i")
+    monkeypatch.setattr(show, "missing_boxes", lambda world, kind: kind.layout.boxes)
+    facts = shown(x)[1]
+    assert facts.startswith(
+        "missing: [0:2, 0:4], [2:4, 0:4], [4:6, 0:4] and 1 more, which nobody holds · 256 bytes"
+    )

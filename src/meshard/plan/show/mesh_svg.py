@@ -73,7 +73,8 @@ class _MeshPicture:
 
     def _svg(self) -> Markup:
         mesh = self._mesh
-        return self._drawing(wrap([repr(mesh), _devices_text(mesh.flat_devices)], 96))
+        lines = [repr(mesh), _devices_text(mesh.flat_devices)]
+        return self._drawing(wrap(lines, 96, between=" · "))
 
     def _drawing(self, title: Sequence[str]) -> Markup:
         mesh = self._mesh
