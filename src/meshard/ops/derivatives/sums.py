@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.rule import OpRule
-from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
+from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Tangents, Values, times
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Tangents, Values, times, total
 from meshard.ops.derivatives.shapes import dtype_of
+from meshard.ops.reductions.scan import cummax, cumsum
 from meshard.ops.reductions.sort import argsort
 
 
@@ -118,8 +118,76 @@ def _top(site: Site, t: Values) -> list[Any]:
     return [take_along_axis(t[0], site.results[1], site.params["dim"]), None]
 
 
+def _interp(site: Site, t: Values) -> list[Any]:
+    """Return the tangent of straight lines between points."""
+    x, xp, fp = site.operands
+    last = xp.shape[0] - 1
+    at = o.clip(o.searchsorted(xp, x, side="right"), 1, last)
+    before = o.subtract(at, 1)
+
+    def both(values: Any) -> tuple[Any, Any]:
+        return values[before], values[at]
+
+    (x0, x1), (y0, y1) = both(xp), both(fp)
+    width = o.subtract(x1, x0)
+    safe = o.where(o.equal(width, 0), 1, width)
+    part, slope = o.divide(o.subtract(x, x0), safe), o.divide(o.subtract(y1, y0), safe)
+    outside = o.logical_or(o.less(x, xp[0]), o.greater(x, xp[last]))
+    parts = []
+    if t[0] is not None:
+        parts.append(o.where(outside, 0, times(t[0], slope)))
+    if t[1] is not None:
+        a, b = both(t[1])
+        moved = o.add(times(a, o.subtract(1, part)), times(b, part))
+        parts.append(o.where(outside, 0, o.negative(times(moved, slope))))
+    if t[2] is not None:
+        a, b = both(t[2])
+        inner = o.add(times(a, o.subtract(1, part)), times(b, part))
+        left = t[2][0] if site.params["left"] is None else 0
+        right = t[2][last] if site.params["right"] is None else 0
+        ends = o.where(o.less(x, xp[0]), left, o.where(o.greater(x, xp[last]), right, inner))
+        parts.append(ends)
+    return [total(parts)]
+
+
 def _flipped(x: Any, dim: int) -> Any:
     return o.flip(x, dims=((dim, ()),))
+
+
+def _partitioned(site: Site, t: Values) -> list[Any]:
+    dim = site.params["dim"]
+    return [take_along_axis(t[0], argsort(site.x, dim), dim)]
+
+
+def _cumprod(site: Site, t: Values) -> list[Any]:
+    """Return the sum over all factors so far of the product of the others."""
+    dim = site.params["dim"]
+    zero = o.equal(site.x, 0)
+    rest = o.where(zero, 1, site.x)
+    (product,) = site.again(rest)
+    zeros = cumsum(o.astype(zero, dtype=np.dtype(np.int64)), axis=dim)
+    own = o.divide(t[0], rest)
+    # Without a zero so far each factor gives its share; with one, that factor alone does.
+    free = o.multiply(product, cumsum(o.where(zero, 0, own), axis=dim))
+    alone = o.multiply(product, cumsum(o.where(zero, t[0], 0), axis=dim))
+    return [o.where(o.equal(zeros, 0), free, o.where(o.equal(zeros, 1), alone, 0))]
+
+
+def _cumextreme(site: Site, t: Values) -> list[Any]:
+    """Return the tangent of the last element that became the extreme."""
+    dim = site.params["dim"]
+    shape = [site.x.shape[dim] if d == dim else 1 for d in range(site.x.ndim)]
+    steps = np.arange(site.x.shape[dim]).reshape(shape)
+    new = o.where(o.equal(site.x, site.y), steps, 0)
+    return [take_along_axis(t[0], cummax(new, axis=dim), dim)]
+
+
+def _cumlogsumexp(site: Site, t: Values) -> list[Any]:
+    dim = site.params["dim"]
+    most = o.max(site.x, axis=(dim,), keepdims=True)
+    most = o.where(o.isfinite(most), most, 0)
+    terms = o.multiply(t[0], o.exp(o.subtract(site.x, most)))
+    return [o.multiply(cumsum(terms, axis=dim), o.exp(o.subtract(most, site.y)))]
 
 
 def _cumsum(site: Site, number: int, g: Values) -> Any:
@@ -141,6 +209,7 @@ SUMS: dict[str, Derivative] = {
     "sort": Tangents(_sorted),
     "select": Tangents(_selected),
     "top_k": Tangents(_top),
+    "interp": Tangents(_interp),
 }
 """The derivative of each row that sums, compares or transforms."""
 LATE: dict[str, Derivative] = {
@@ -148,7 +217,15 @@ LATE: dict[str, Derivative] = {
     "select": Tangents(_selected),
     "top_k": Tangents(_top),
     "cumsum": Linear(_cumsum),
+    "cumulative_sum": Linear(_cumsum),
+    "cumprod": Tangents(_cumprod),
+    "cumulative_prod": Tangents(_cumprod),
+    "cummax": Tangents(_cumextreme),
+    "cummin": Tangents(_cumextreme),
+    "cumlogsumexp": Tangents(_cumlogsumexp),
+    "partition": Tangents(_partitioned),
+    "argsort": FLAT,
+    "argpartition": FLAT,
+    "full_like": FLAT,
 }
 """The derivative of what is put off until layouts or values are known, by name."""
-__all__ = ["LATE", "SUMS"]
-_ = moveaxis, OpRule

@@ -6,9 +6,13 @@ name all of `REGISTRY`, and the collectives.
 
 from __future__ import annotations
 
+import meshard.ops.fft  # noqa: F401  (these modules register rows that derivatives are made of)
+import meshard.ops.lax.elementwise  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
+from meshard.ops.derivatives.linalg import LINALG
 from meshard.ops.derivatives.moves import MOVES
+from meshard.ops.derivatives.random import RANDOM
 from meshard.ops.derivatives.sums import LATE, SUMS
 
 _FLAT = """
@@ -32,6 +36,8 @@ DERIVATIVES: dict[str, Derivative] = {
     **ELEMENTWISE,
     **MOVES,
     **SUMS,
+    **LINALG,
+    **RANDOM,
 }
 """The derivative of each row."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values, zeros_like
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Values, zeros_like
 from meshard.ops.derivatives.shapes import dtype_of, varying
 
 
@@ -89,6 +89,7 @@ def _ragged(site: Site, number: int, g: Values) -> Any:
 
 
 COLLECTIVES: dict[str, Derivative] = {
+    "axis_index": FLAT,
     "psum": Linear(_psum),
     "pmax": Pulls(_chosen, _to_chosen),
     "pmin": Pulls(_chosen, _to_chosen),
