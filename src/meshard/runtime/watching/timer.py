@@ -47,7 +47,7 @@ def print0(
             one; on process 0, if a value is nested too deeply.
 
     >>> import meshard
-    >>> print0("mean", meshard.numpy.arange(4.0).mean(), sep=": ")
+    >>> meshard.print0("mean", meshard.numpy.arange(4.0).mean(), sep=": ")
     mean: 1.5
     """
     what = "print0"
@@ -159,7 +159,7 @@ def timer(name: str | None = None, *, together: bool = False) -> Timer:
 
     >>> import meshard
     >>> x = meshard.numpy.ones((64, 64))
-    >>> with timer() as t:
+    >>> with meshard.debug.timer() as t:
     ...     y = x @ x
     >>> 0 < t.seconds < 60
     True
