@@ -61,7 +61,7 @@ class Stage:
 @final
 @dataclass(frozen=True)
 class Mapped:
-    """What a map makes of some tensors.
+    """What a map makes of given tensors.
 
     Attributes:
         recipes: how each tensor is made, by name.
@@ -194,7 +194,7 @@ class KeyMap(Printed):
         return self.add(rules.Rename(source, to, optional=optional))
 
     def keep(self, source: str, *, optional: bool = False) -> KeyMap:
-        """Keep tensors as they are: what says that no rule for them is missing."""
+        """Keep tensors as they are, so that ``rest`` does not refuse them."""
         return self.add(rules.Keep(source, optional=optional))
 
     def drop(self, source: str, *, optional: bool = False) -> KeyMap:
@@ -226,7 +226,7 @@ class KeyMap(Printed):
     def split(
         self, source: str, to: Sequence[str], *, sizes: Sequence[int] | None = None, **how: Any
     ) -> KeyMap:
-        """Part a tensor along a dim into several: the opposite of `fuse`.
+        """Split a tensor along a dim into several: the opposite of `fuse`.
 
         Args:
             source: the pattern of the tensor.
@@ -253,7 +253,7 @@ class KeyMap(Printed):
         return self.add(rules.Stack(source, to, dim=dim))
 
     def unstack(self, source: str, to: str, *, dim: int = 0) -> KeyMap:
-        """Part tensors along a dim into numbered tensors without it.
+        """Split tensors along a dim into numbered tensors without that dim.
 
         >>> list(KeyMap().unstack("w1", "experts.{e}.w1").apply({"w1": ((2, 4), "f4")}).recipes)
         ['experts.0.w1', 'experts.1.w1']
@@ -261,7 +261,7 @@ class KeyMap(Printed):
         return self.add(rules.Unstack(source, to, dim=dim))
 
     def transpose(self, source: str, perm: Sequence[int] | None = None) -> KeyMap:
-        """Put the dims in another order; in the opposite one if none is given."""
+        """Put the dims in another order; by default reverse them."""
         listed = None if perm is None else _listed(perm, "KeyMap.transpose", "perm", "dims")
         return self.add(in_place.Transpose(source, listed))
 
@@ -343,7 +343,7 @@ class KeyMap(Printed):
         return self.add(rules.Tie(source, to))
 
     def untie(self, source: str) -> KeyMap:
-        """Make tensors of their own of what are other names of tensors."""
+        """Make other names of tensors into tensors of their own: the opposite of `tie`."""
         return self.add(rules.Untie(source))
 
     def scales(
@@ -417,7 +417,7 @@ class KeyMap(Printed):
         return str(self.apply(sources, tied=tied))
 
     def inverse(self, sources: Sources, *, tied: Mapping[str, str] | None = None) -> KeyMap:
-        """Return the map that makes the sources again of what this one makes of them.
+        """Return the map that turns what this one makes back into its sources.
 
         It is checked on the given shapes, element by element, before it is returned.
 
