@@ -256,6 +256,8 @@ class Level(Following, ABC):
             return list(made) if isinstance(made, tuple) else [made]
 
         values = [self.left(x) for x in operands]
+        if all(type(x) in WEAK for x in values) and "dtype" not in dict(params):
+            results = [_number(y) for y in results]
         with beneath(self.below):
             site = Site(name, dict(params), values, results, again)
             handles = self.follow(site, None, operands)
@@ -347,7 +349,7 @@ class Level(Following, ABC):
             several.append(isinstance(found, (list, tuple)))
             return found
 
-        given = [self.left(x) for x in operands]
+        given = [as_array(self.left(x)) for x in operands]
         with beneath(self.below):
             below = current()
             call = below.at_run_time if values else below.when_laid_out
@@ -379,6 +381,11 @@ class Level(Following, ABC):
     def lay_out(self, x: Any, type_: ArrayType, what: str) -> Any:
         """Return a value laid out like a type."""
         return self.called(ConstraintCall(type_.sharding, what), [x])[0]
+
+
+def _number(y: Any) -> Any:
+    """Return what an operation made of Python numbers alone as one, whose dtype is open still."""
+    return y.item() if type(y) is Array and y.dtype.kind in "ifc" else y
 
 
 def differentiable(x: Any) -> bool:

@@ -20,6 +20,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
+from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import Params, bind
 from meshard.runtime.types import ArrayType
@@ -211,8 +212,10 @@ def evaluate(
             else:
                 found = binding(eqn.name, *operands, **dict(eqn.params))
                 results = found if len(targets) > 1 else (found,)
-        for number, result in zip(targets, results, strict=True):
-            values[number] = result
+        for number, var, result in zip(targets, eqn.outputs, results, strict=True):
+            # What comes of Python numbers alone is one, and takes the dtype of what it meets.
+            weak = var.weak is not None and type(result) is Array
+            values[number] = var.weak(result) if weak else result  # type: ignore[misc]
     return [
         x.value if isinstance(x, Literal) else values[program.numbers[x]] for x in program.outputs
     ]
