@@ -16,6 +16,7 @@ from meshard.ops.array.join import stack
 from meshard.ops.array.shape import moveaxis
 from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.ops.reductions.reduce import any as any_
+from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind
 from meshard.runtime.world import here
@@ -64,7 +65,8 @@ def run_batched(
         with at_line(eqn.line):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
-            known[var] = result, has
+            weak = var.weak is not None and type(result) is Array
+            known[var] = var.weak(result) if weak and not has else result, has  # type: ignore[misc]
     found = [read(x) for x in program.outputs]
     return [x for x, _ in found], [has for _, has in found]
 
