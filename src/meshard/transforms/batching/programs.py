@@ -16,7 +16,6 @@ from meshard.ops.array.join import stack
 from meshard.ops.array.shape import moveaxis
 from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.ops.reductions.reduce import any as any_
-from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind
 from meshard.runtime.world import here
@@ -35,7 +34,15 @@ from meshard.transforms.program.calls import (
     WhileCall,
     WholeCall,
 )
-from meshard.transforms.program.program import Call, Eqn, Literal, Program, Var
+from meshard.transforms.program.program import (
+    Call,
+    Eqn,
+    Literal,
+    Program,
+    Var,
+    is_of_numbers,
+    number_of,
+)
 
 Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
@@ -65,8 +72,7 @@ def run_batched(
         with at_line(eqn.line):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
-            weak = var.weak is not None and type(result) is Array
-            known[var] = var.weak(result) if weak and not has else result, has  # type: ignore[misc]
+            known[var] = result, has
     found = [read(x) for x in program.outputs]
     return [x for x, _ in found], [has for _, has in found]
 
@@ -75,6 +81,8 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
     if not any(flags):
         if eqn.call is not None:
             results = eqn.call.run(operands)
+        elif is_of_numbers(eqn, operands):
+            results = [number_of(eqn, operands)]
         else:
             found = bind(eqn.name, *operands, **dict(eqn.params))
             results = list(found) if isinstance(found, tuple) else [found]

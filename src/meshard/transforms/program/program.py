@@ -20,9 +20,8 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
-from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import Params, bind
+from meshard.runtime.doors import Params, beneath, bind
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.scope import GridKind
@@ -209,16 +208,31 @@ def evaluate(
         with told(eqn.line):
             if eqn.call is not None:
                 results: Sequence[Any] = eqn.call.run(operands)
+            elif is_of_numbers(eqn, operands):
+                results = (number_of(eqn, operands),)
             else:
                 found = binding(eqn.name, *operands, **dict(eqn.params))
                 results = found if len(targets) > 1 else (found,)
-        for number, var, result in zip(targets, eqn.outputs, results, strict=True):
-            # What comes of Python numbers alone is one, and takes the dtype of what it meets.
-            weak = var.weak is not None and type(result) is Array
-            values[number] = var.weak(result) if weak else result  # type: ignore[misc]
+        for number, result in zip(targets, results, strict=True):
+            values[number] = result
     return [
         x.value if isinstance(x, Literal) else values[program.numbers[x]] for x in program.outputs
     ]
+
+
+def is_of_numbers(eqn: Eqn, operands: Sequence[Any]) -> bool:
+    """Whether an operation is one on Python numbers alone, and gives one."""
+    return (
+        len(eqn.outputs) == 1
+        and eqn.outputs[0].weak is not None
+        and all(isinstance(x, (int, float, complex)) for x in operands)
+    )
+
+
+def number_of(eqn: Eqn, operands: Sequence[Any]) -> Any:
+    """Return what an operation on Python numbers gives, which takes the dtype of what it meets."""
+    with beneath(()):
+        return bind(eqn.name, *operands, **dict(eqn.params)).item()
 
 
 def _untold(line: str) -> contextlib.AbstractContextManager[None]:
