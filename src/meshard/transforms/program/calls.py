@@ -109,8 +109,9 @@ class NumberCall:
             return found
         if type(x) is not Grid:
             return [int(x)]
-        if not x.body.typed:
-            return [int(next(cell for cell in x.cells if cell is not None))]
+        known = [cell for cell in x.cells if cell is not None]
+        if known:
+            return [int(known[0])]
         kind = x.body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies, int)
         return [Grid(x.body, kind, (None,) * len(x.cells))]
 

@@ -222,11 +222,11 @@ def evaluate(
 
 def is_of_numbers(eqn: Eqn, operands: Sequence[Any]) -> bool:
     """Whether an operation is one on Python numbers alone, and gives one."""
-    return (
-        len(eqn.outputs) == 1
-        and eqn.outputs[0].weak is not None
-        and all(isinstance(x, (int, float, complex)) for x in operands)
-    )
+    if len(eqn.outputs) != 1 or not all(isinstance(x, (int, float, complex)) for x in operands):
+        return False
+    aval = eqn.outputs[0].aval
+    weak = aval.weak if isinstance(aval, GridKind) else eqn.outputs[0].weak
+    return weak is not None
 
 
 def number_of(eqn: Eqn, operands: Sequence[Any]) -> Any:
