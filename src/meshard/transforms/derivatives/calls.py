@@ -20,7 +20,6 @@ from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.levels import differentiable
 from meshard.transforms.derivatives.reverse import followed
@@ -40,7 +39,6 @@ from meshard.transforms.program.calls import (
     WholeCall,
 )
 from meshard.transforms.program.program import Call, Program, evaluate
-from meshard.transforms.tracing.tracing import recording
 
 Flat = Callable[..., list[Any]]
 
@@ -323,15 +321,6 @@ class _Scans(CallRule):
         return [*last, *results], carries
 
 
-def _as_number(x: Any) -> Any:
-    """Return an integer as the Python number that a counted loop counts with."""
-    call = NumberCall()
-    recorder = recording()
-    if recorder is not None and isinstance(x, Grid):
-        return recorder.made(call, [x], call.run([x]))[0]
-    return call.run([x])[0]
-
-
 @final
 class _Fors(CallRule):
     def of(self, call: Call) -> Derivative:
@@ -346,7 +335,7 @@ class _Fors(CallRule):
         length = max(0, upper - lower)
 
         def turn(own: Values, now: Values, x: Values) -> tuple[list[Any], list[Any]]:
-            return evaluate(call.body, own, [_as_number(x[0]), *now]), []
+            return evaluate(call.body, own, [*NumberCall().run([x[0]]), *now]), []
 
         return _Turns(call.name, turn, captured, carry, [arange(lower, lower + length)], length, False)
 

@@ -110,10 +110,10 @@ class NumberCall:
         if type(x) is not Grid:
             return [int(x)]
         known = [cell for cell in x.cells if cell is not None]
-        if known:
-            return [int(known[0])]
         kind = x.body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies, int)
-        return [Grid(x.body, kind, (None,) * len(x.cells))]
+        made = [int(known[0])] if known else [Grid(x.body, kind, (None,) * len(x.cells))]
+        recorder = x.body.recorder
+        return made if recorder is None else recorder.made(self, [x], made)
 
 
 @final
