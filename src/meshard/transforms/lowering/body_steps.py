@@ -95,7 +95,14 @@ def row_step(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], 
     if scope.auto and eqn.name not in COLLECTIVES:
         told = _wires_of_parts(scope, eqn, operands)
     run = _runner(scope, eqn, kinds, first)
+    if results[0].kind.weak is not None:
+        return results, Does(partial(_number_if_of_numbers, eqn, run))
     return results, Does(run, told, on_cells=_on_cells(scope, eqn, kinds, results, does))
+
+
+def _number_if_of_numbers(eqn: Eqn, run: Any, body: Body, values: Sequence[Any]) -> Any:
+    """Run an operation whose result stands for a Python number: one on numbers gives one."""
+    return number_of(eqn, values) if is_of_numbers(eqn, values) else run(body, values)
 
 
 def _on_cells(
