@@ -6,6 +6,8 @@ import importlib
 import json
 import os
 import platform
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib import metadata
@@ -231,8 +233,22 @@ def test_the_least_versions_are_those_of_the_project() -> None:
             assert f"{name}>={least}" in project["optional-dependencies"][extra]
 
 
+def test_a_machine_without_optional_packages(tmp_path: Path) -> None:
+    hidden = ", ".join(f"{name!r}: None" for name in ("llvmlite", "jax", "mpi4py", "zarr", "h5py"))
+    code = f"import sys; sys.modules.update({{{hidden}}}); from meshard.cli import main; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}main(['doctor'])"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stderr == ""
+    assert "cache" in done.stdout
+
+
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    build = importlib.import_module("meshard.interop.llvm.build")
+    build = importlib.import_module("meshard.ops.fused.compilers")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "file")
     found = doctor.cache()

@@ -279,7 +279,7 @@ def job() -> Finding:
 
 def cache() -> Finding:
     """Look at whether compiled programs can be kept."""
-    from meshard.interop.llvm.build import cache_folder
+    from meshard.ops.fused.compilers import cache_folder
 
     folder = cache_folder()
     if folder is None:

@@ -1,7 +1,7 @@
-"""Pictures of meshes and shardings: devices on a grid of named axes, and what a spec splits.
+"""Pictures of meshes, shardings and layouts: devices on named axes, and what a spec splits.
 
-In: a mesh or a sharding. Out: a title, parts of a page, and a drawing. A large mesh is drawn by its
-corners, so that the picture of ten thousand devices is as small as that of sixty-four.
+In: a mesh, a sharding or a layout. Out: a title, parts of a page, and a drawing. A large mesh is
+drawn by its corners, so that the picture of ten thousand devices is as small as that of sixty-four.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import Device
+from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
+from meshard.errors import ShardingError
 from meshard.plan.captions import (
     PALETTE,
     count_text,
     device_label,
     ink,
+    layout_summary,
     platform_of,
     process_summary,
     wrap,
@@ -40,8 +43,10 @@ WIDEST = 820.0
 LEGEND = 420.0  # the least width of the line of processes
 
 
-def shown_mesh(value: object) -> _MeshPicture | _NamedPicture | _ShardingPicture:
-    """Return what shows a mesh or a sharding."""
+def shown_mesh(value: object) -> _MeshPicture | _NamedPicture | _ShardingPicture | _LayoutPicture:
+    """Return what shows a mesh, a sharding or a layout."""
+    if isinstance(value, Layout):
+        return _LayoutPicture(value)
     if isinstance(value, Mesh):
         return _MeshPicture(value)
     if isinstance(value, NamedSharding):
@@ -73,7 +78,8 @@ class _MeshPicture:
 
     def _svg(self) -> Markup:
         mesh = self._mesh
-        return self._drawing(wrap([repr(mesh), _devices_text(mesh.flat_devices)], 96))
+        lines = [repr(mesh), _devices_text(mesh.flat_devices)]
+        return self._drawing(wrap(lines, 96, between=" · "))
 
     def _drawing(self, title: Sequence[str]) -> Markup:
         mesh = self._mesh
@@ -244,15 +250,15 @@ class _NamedPicture:
     def _drawing(self, title: str) -> Markup:
         s = self._sharding
         lines = [title] * bool(title)
-        if s.spec.unconstrained or not s.mesh.size:
-            lines.append("a dim is free: any layout will do" if s.mesh.size else "no devices")
+        layout, why = self._layout()
+        if layout is None:
+            lines.append(why)
             width = 13 * LETTER * max(map(len, lines)) + 2 * MARGIN
             parts = [
                 label(MARGIN, MARGIN + 12 + LINE * n, text, "ink", font_size=13)
                 for n, text in enumerate(lines)
             ]
             return picture(width, 2 * MARGIN + LINE * len(lines), self._title(), parts)
-        layout = s.layout(self._shape())
         copies, blocks = layout.replicas, count_text(layout.piece_count, "block")
         told = f"{blocks}, each on {copies:,} devices" if copies > 1 else blocks
         lines += wrap([told, *self._more()], 96, between=" · ")
@@ -261,6 +267,18 @@ class _NamedPicture:
             for d, axes in enumerate(s.spec.axes(len(layout.shape)))
         ]
         return schematic(layout, "\n".join(lines), names, platform=platform_of(s))
+
+    def _layout(self) -> tuple[Layout | None, str]:
+        """Return the layout of the smallest array, or why there is none."""
+        s = self._sharding
+        if s.spec.unconstrained:
+            return None, "a dim is free: any layout will do"
+        if not s.mesh.size:
+            return None, "no devices"
+        try:
+            return s.layout(self._shape()), ""
+        except ShardingError as error:  # cuts that fit no array
+            return None, str(error).splitlines()[0].partition(". ")[0]
 
     def _more(self) -> list[str]:
         """Return what the spec and the mesh do not say."""
@@ -287,6 +305,24 @@ class _NamedPicture:
             rows.append(("copies", ", ".join(rest), f"{copies:,}"))
         if rows:
             yield Table(("", "axes", "parts"), rows, "<<>").html()
+
+
+@final
+class _LayoutPicture:
+    """A layout: its blocks, and who holds them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def _title(self) -> str:
+        shape = ",".join(map(str, self._layout.shape))
+        return f"Layout of [{shape}]: {layout_summary(self._layout)}"
+
+    def _svg(self) -> Markup:
+        return schematic(self._layout, self._title(), ())
+
+    def _parts(self) -> Iterator[Markup]:
+        yield wide(schematic(self._layout, "", ()))
 
 
 @final
