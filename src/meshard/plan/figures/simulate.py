@@ -253,7 +253,7 @@ class Simulation(Summarized):
             )
             for x in self.levels
         ]
-        yield Table(("meet in", *columns, "% of bytes"), levels, "<>>>>")
+        yield Table(("level", *columns, "% of bytes"), levels, "<>>>>")
         ways = (("busiest sender", self.senders), ("busiest receiver", self.receivers))
         for title, spots in ways:
             time = time_unit([x.seconds for x in spots])

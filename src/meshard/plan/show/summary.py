@@ -69,9 +69,10 @@ class Summary:
 
 
 _TILE = (
-    "box-sizing:border-box;flex:1 1 150px;max-width:300px;padding:8px 12px;border-radius:8px;"
+    "box-sizing:border-box;max-width:320px;padding:8px 12px;border-radius:8px;"
     "border:1px solid var(--meshard-frame)"
 )
+_LONG = 60  # letters of a remark, from which a tile is wider
 _FIGURE = "font-size:20px;line-height:1.3;font-weight:600;font-variant-numeric:tabular-nums"
 
 
@@ -83,7 +84,7 @@ def tiles(facts: Sequence[Fact]) -> Markup:
             element("p", fact.name),
             element("div", fact.figure, style=_FIGURE),
             *[element("p", fact.remark)] * bool(fact.remark),
-            style=_TILE,
+            style=f"{_TILE};flex:1 1 {220 if len(fact.remark) > _LONG else 140}px",
         )
         for fact in facts
     ]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_BANDS = 32  # devices on either side, up to which every band is drawn
 CELL, LEFT, TOP, BAR = 12.0, 76.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
+SEEN = CELL - 0.8  # of a row, so that equal neighbours stay apart
 BAND_WIDTH, ROW, BLOCK = 380.0, 26.0, 104.0
 
 
@@ -163,7 +164,7 @@ def _heat(flow: Flow, marked: str) -> Markup:
         x, y = LEFT + (j + 0.5) * CELL, TOP - 6
         parts.append(centred(x, y, str(flow.receivers[j][0]), transform=upright(x, y)))
     parts += [
-        rect(LEFT + j * CELL, TOP + i * CELL, CELL, CELL, "hot", text, fill_opacity=_shade(a, most))
+        rect(LEFT + j * CELL, TOP + i * CELL, SEEN, SEEN, "hot", text, fill_opacity=_shade(a, most))
         for i, j, a, text in _moving(flow)
     ]
     parts += _sums(flow, right, bottom)

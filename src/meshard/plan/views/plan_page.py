@@ -120,7 +120,7 @@ def _reasons(plan: PlanFigures) -> Iterator[Markup]:
         choice = plan.choices[numbers[0]]
         names = _short(names_text([x.name for x in plan.groups[numbers[0]]]))
         more = f" and {count_text(len(numbers) - 1, 'more group')}" if len(numbers) > 1 else ""
-        yield element("p", f"{names}{more}: {name}. {why[:1].upper()}{why[1:]}")
+        yield element("p", f"{names}{more}: {name}. {_sentence(why)}")
         tables = [steps_table(plan, numbers[0]).html()]
         rejected = len(choice.others)
         if rejected:
@@ -130,6 +130,10 @@ def _reasons(plan: PlanFigures) -> Iterator[Markup]:
     rest = len(told) - MOST_DRAWN
     if rest > 0:
         yield element("p", f"and {count_text(rest, 'more reason')}; plan.why(group) tells each")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 def _tilings(plan: PlanFigures) -> Iterator[Markup]:

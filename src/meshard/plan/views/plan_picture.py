@@ -7,7 +7,7 @@ its holders. Of many arrays the largest group is drawn, and of many devices neig
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, final
 
@@ -81,7 +81,8 @@ def plan_picture(plan: PlanFigures) -> Markup:
         names = [_names_width(side) for side in (flow.senders, flow.receivers)]
         x += names[0]
         parts += _title(x + FLOW / 2, *_flow_title(plan, number, stage))
-        parts += _flow(flow, _stays(plan, stage, flow, places), colors, (x, high))
+        headed = ["end"] * (stage == 0) + ["start"] * (stage == len(flows) - 1)
+        parts += _flow(flow, _stays(plan, stage, flow, places), colors, (x, high), headed)
         x += FLOW + names[1] + GAP
     parts += [*_title(x + PANEL / 2, *ends[1]), *after.drawn(x, middle)]
     right, bottom = x + PANEL + MARGIN, TOP + high + FOOT
@@ -163,9 +164,21 @@ def _stays(plan: PlanFigures, stage: int, flow: Flow, places: Places) -> Floats:
 
 
 def _flow(
-    flow: Flow, stays: Floats, colors: Mapping[Span, str], where: tuple[float, float]
+    flow: Flow,
+    stays: Floats,
+    colors: Mapping[Span, str],
+    where: tuple[float, float],
+    headed: Collection[str],
 ) -> Iterator[Markup]:
-    """Yield the bands of one hop, and the devices on both sides."""
+    """Yield the bands of one hop, and the devices on both sides.
+
+    Args:
+        flow: what moves.
+        stays: what stays.
+        colors: the colours of the devices.
+        where: the left edge, and the height.
+        headed: at which sides the devices have a title: ``"end"`` for the left, ``"start"``.
+    """
     (x, high), layers = where, (stays, flow.amounts)
     sums = [
         (layers[0] + layers[1]).sum(axis=1).tolist(),
@@ -191,7 +204,8 @@ def _flow(
         (left, sums[0], flow.senders, start - BLOCK, start - BLOCK - 5, "end"),
         (right, sums[1], flow.receivers, end, end + BLOCK + 5, "start"),
     ):
-        yield centred(text, TOP - 10, flow.unit, anchor, font_size=10)
+        if anchor in headed:
+            yield centred(text, TOP - 10, flow.unit, anchor, font_size=10)
         for y, amount, span in zip(ys, total, spans, strict=True):
             tall = max(amount * scale, 2.0)
             told = f"{flow.unit} {_ids(span)}: {bytes_text(round(amount))}"
