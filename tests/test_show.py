@@ -224,6 +224,16 @@ def test_many_devices_have_a_schematic():
     assert shown(meshard.ShapeDtypeStruct((4,), "f4"))[1] == "no values, 16 bytes, no sharding"
 
 
+def test_a_shape_that_does_not_divide_says_so_instead_of_failing():
+    like = meshard.ShapeDtypeStruct((10, 3), "f4", sharding=NamedSharding(mesh(), P("i", "j")))
+    head, facts, order, _ = shown(like)
+    assert head == "float32[10,3] · P('i', 'j') over Mesh('i': 4, 'j': 2)"
+    assert "should be divisible by 4, but it is equal to 10" in facts
+    assert order == ["h2", "p"]
+    with pytest.raises(meshard.errors.IndivisibleError):
+        like.to_svg()
+
+
 def test_a_shard_shows_its_part():
     shard = put(GRID, "i", "j").addressable_shards[3]
     head, _, _, values = shown(shard)

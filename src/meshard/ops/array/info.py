@@ -123,7 +123,7 @@ def promote_types(type1: DtypeLike, type2: DtypeLike) -> np.dtype[Any]:
 
 @checked
 def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
-    """Return whether a dtype, or that of an array, can be converted to another by a law.
+    """Return whether a dtype, or that of an array, can be cast to another by a casting rule.
 
     >>> import meshard.numpy as mnp
     >>> mnp.can_cast(mnp.int32, mnp.float64), mnp.can_cast(mnp.float64, mnp.float32)

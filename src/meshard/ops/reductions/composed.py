@@ -97,7 +97,7 @@ def isclose(
 def allclose(
     a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Array:
-    """Return whether two arrays are close everywhere, as by `isclose`: an array without dims.
+    """Return whether two arrays are close everywhere, as `isclose` defines it.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.allclose(mnp.ones(3), 1 + 1e-9))
@@ -108,7 +108,7 @@ def allclose(
 
 @checked
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
-    """Return whether two arrays have one shape and equal elements: an array without dims.
+    """Return whether two arrays have the same shape and equal elements.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.array_equal(mnp.zeros(3), mnp.zeros(4)))
@@ -287,7 +287,7 @@ def select(
 
 @checked
 def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> Array:
-    """Return for each element the element of the choice that its number names.
+    """Return for each position the element of the choice that a number there selects.
 
     Args:
         a: the numbers of choices.

@@ -27,13 +27,13 @@ from meshard.runtime.world import RuntimeWorld, here
 @final
 @dataclass(frozen=True)
 class Recovery(Printed):
-    """What a recovery has found and done; the same on all processes, but for the seconds.
+    """What a recovery has found and done; the same on all processes, except for the seconds.
 
     Attributes:
         lost: the processes that were lost, ascending.
         joined: those that have joined.
         processes: those that take part from now on.
-        operation: the first operation that lacked the lost; None if none did.
+        operation: the first operation that needed a lost process; None if none did.
         step: its number among the operations of the same processes.
         line: file and line of the program that ran it.
         seconds: how long this process has taken to recover.
@@ -90,7 +90,7 @@ class _Told:
 
 
 def recover(timeout: float | None = None) -> Recovery:
-    """Go on without the processes that have died: all that live call this.
+    """Go on without the processes that have died; all that live call this.
 
     They agree on who lives, and from then on these are the processes that take part:
     ``meshard.devices()`` are theirs, and all count their operations anew. Processes keep their
