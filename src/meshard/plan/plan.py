@@ -105,7 +105,7 @@ class Plan(PlanFigures, Drawn):
         Raises:
             ArgumentError: if there is no such topology, or a device has no place in it.
         """
-        return self.simulated(topology)
+        return self._simulated(topology)
 
     def why(self, group: int | str = 1) -> str:
         """Return why some arrays go as they do: their steps, and the routes that were not taken.
