@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MOST_BANDS = 32  # devices on either side, up to which every band is drawn
-CELL, LEFT, TOP, BAR = 12.0, 76.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
+CELL, LEFT, TOP, BAR = 12.0, 98.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
 SEEN = CELL - 0.8  # of a row, so that equal neighbours stay apart
 BAND_WIDTH, ROW, BLOCK = 380.0, 26.0, 104.0
 
