@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AxisType(enum.Enum):
-    """How an axis takes part in sharding; accepted for JAX's sake: only ``Auto`` has an effect."""
+    """How an axis takes part in sharding; accepted as in JAX; only ``Auto`` has an effect."""
 
     Auto = enum.auto()
     Explicit = enum.auto()

@@ -24,7 +24,7 @@ def register_pytree_node(
     flatten_func: Callable[[Any], tuple[Any, ...]],
     unflatten_func: Callable[[Any, Any], Any],
 ) -> None:
-    """Make instances of a class containers in trees.
+    """Make trees treat instances of a class as containers.
 
     Args:
         nodetype: the class.
@@ -60,7 +60,7 @@ def register_pytree_node(
 
 
 def register_pytree_node_class(cls: Class) -> Class:
-    """Make instances of a class with ``tree_flatten`` and ``tree_unflatten`` containers in trees.
+    """Make trees treat instances of a class with its own flattening methods as containers.
 
     A decorator. ``tree_flatten(self)`` returns the children and the other data, and the class
     method ``tree_unflatten(cls, aux, children)`` makes an instance of them.
@@ -99,7 +99,7 @@ def register_dataclass(
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
 ) -> Class:
-    """Make instances of a dataclass containers in trees.
+    """Make trees treat instances of a dataclass as containers.
 
     Args:
         nodetype: the class.

@@ -243,7 +243,7 @@ def dynamic_slice_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """Return a slice of fixed size along one dim; as `dynamic_slice`, the other dims whole.
+    """Return a slice of fixed size along one dim, as `dynamic_slice` does; other dims stay whole.
 
     >>> import meshard.numpy as mnp
     >>> from meshard.lax import dynamic_slice_in_dim

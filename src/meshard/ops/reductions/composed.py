@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
@@ -96,7 +97,7 @@ def isclose(
 def allclose(
     a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Array:
-    """Return whether two arrays are close everywhere, as by `isclose`: an array without dims.
+    """Return whether two arrays are close everywhere, as `isclose` defines it.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.allclose(mnp.ones(3), 1 + 1e-9))
@@ -107,7 +108,7 @@ def allclose(
 
 @checked
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
-    """Return whether two arrays have one shape and equal elements: an array without dims.
+    """Return whether two arrays have the same shape and equal elements.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.array_equal(mnp.zeros(3), mnp.zeros(4)))
@@ -286,7 +287,7 @@ def select(
 
 @checked
 def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> Array:
-    """Return for each element the element of the choice that its number names.
+    """Return for each position the element of the choice that a number there selects.
 
     Args:
         a: the numbers of choices.
@@ -303,12 +304,10 @@ def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> A
     number, count = as_array(a), len(choices)
     if number.dtype.kind not in "biu":
         raise DtypeError(f"choose: a must hold integers, but its dtype is {number.dtype}.")
-    if mode == "clip":
+    if choice_of(mode, ("raise", "wrap", "clip"), "choose", "mode") == "clip":
         number = clip(number, 0, count - 1)
     elif mode == "wrap":
         number = bind("remainder", number.astype(np.int64), count)
-    elif mode != "raise":
-        raise ArgumentError(f"choose: mode must be 'raise', 'wrap' or 'clip', not {mode!r}.")
     elif is_traced(number):
         number = concrete(
             number,

@@ -460,7 +460,7 @@ def any(
 def all(
     a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Array:
-    """Return whether all elements are true over dims, all by default; takes what `any` takes.
+    """Return whether all elements are true over dims, all by default; arguments as for `any`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.all(mnp.asarray([[1, 1], [0, 1]]), axis=1).tolist()

@@ -458,7 +458,7 @@ def flatnonzero(
 def argwhere(
     a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> Array:
-    """Return the positions of the elements that are not zero, a row of numbers for each.
+    """Return the positions of the elements that are not zero, one row for each.
 
     Args:
         a: the array.

@@ -123,7 +123,7 @@ class Simulation:
         topology: the topology's name.
         hops: each hop.
         levels: each level, from the inside out.
-        senders: the ports that are longest busy with sending; at most five.
+        senders: the ports that are busy sending for longest; at most five.
         receivers: the same for receiving.
         exact: whether all traffic is that of the jobs; otherwise it is estimated where several
             devices hold the same elements, by assuming that each sends an equal part.

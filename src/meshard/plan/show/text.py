@@ -178,14 +178,10 @@ def visualize_sharding(
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
-    >>> import numpy as np
-    >>> from meshard.debug import visualize_sharding
-    >>> from meshard.algebra.mesh import Mesh
-    >>> from meshard.algebra.sharding import NamedSharding
-    >>> from meshard.algebra.spec import P
-    >>> from meshard.algebra.device import Device
-    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]), "x")
-    >>> visualize_sharding((8,), NamedSharding(mesh, P("x")))
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4,), ("x",)), meshard.P("x"))
+    >>> meshard.debug.visualize_sharding((8,), rows)
     [8]  P('x',) over Mesh('x': 4)  4 blocks of [2]
     0       2       4       6       8
     ┌───────┬───────┬───────┬───────┐

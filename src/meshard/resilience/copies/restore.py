@@ -96,8 +96,8 @@ def restore(
     """Bring a tree to devices of the processes that take part, complete again.
 
     All of them call this together. Boxes come from where they are cheapest: from the arrays' own
-    devices, from copies that were kept on purpose, and from a checkpoint, of which only the boxes
-    are read that nobody has in memory. Those who hold the same boxes share the sending evenly.
+    devices, from copies that were kept on purpose, and from a checkpoint, of which only boxes that
+    nobody has in memory are read. Those who hold the same boxes share the sending evenly.
     What a process holds already does not move.
 
     Args:

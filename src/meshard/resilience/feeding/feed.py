@@ -165,7 +165,7 @@ class _Served:
 
 @final
 class Feed:
-    """The versions that another job publishes, as they are here; see `meshard.elastic.subscribe`.
+    """What this job has of another job's versions; see `meshard.elastic.subscribe`.
 
     Any thread may read. `update` and `wait` are called by all processes of the job. It is a context
     manager that closes itself.
@@ -229,7 +229,7 @@ class Feed:
 
     @property
     def received(self) -> Received:
-        """What the last version has brought to this process, in bytes and seconds."""
+        """What the last version brought to this process, in bytes and seconds."""
         return self._now.received
 
     @property

@@ -76,13 +76,13 @@ def blas_libraries() -> list[Any]:
 
 
 @contextlib.contextmanager
-def blas_threads(number: int) -> Iterator[None]:
+def blas_threads(count: int) -> Iterator[None]:
     """Let BLAS run on this many threads, within a ``with`` statement of the only busy thread."""
     libraries = blas_libraries()
     before = [library.get_num_threads() for library in libraries]
     try:
         for library in libraries:
-            _set_threads(library, number)
+            _set_threads(library, count)
         yield
     finally:
         for library, threads in zip(libraries, before, strict=True):

@@ -103,7 +103,7 @@ class Ledger(Drawn):
     def _svg(self) -> Markup:
         from meshard.runtime.watching.ledger_page import ledger_svg
 
-        return ledger_svg(self.records)
+        return ledger_svg(self.records, self._title())
 
     def _parts(self) -> Iterator[Markup]:
         from meshard.runtime.watching.ledger_page import ledger_parts
@@ -182,10 +182,17 @@ def ledger() -> Iterator[Ledger]:
 
     >>> import numpy as np, meshard
     >>> from meshard.debug import ledger
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.device_put(np.ones((16, 4)), rows)
     >>> with ledger() as log:
-    ...     x = meshard.device_put(np.arange(4), meshard.devices()[0])
-    >>> print(log)
-    no communication
+    ...     y = x * 2
+    ...     total = y.sum(axis=0)
+    >>> for record in log:
+    ...     print(record.what, record.kind, record.axes, record.total_bytes)
+    sum all-reduce ('i',) 448
+    >>> log.total_bytes, log.bytes_per_device
+    (448, 56)
     """
     with _open(Ledger()) as log:
         yield log
@@ -213,10 +220,18 @@ def budget(
 
     >>> import numpy as np, meshard
     >>> from meshard.debug import budget
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.device_put(np.ones((16, 4)), rows)
     >>> with budget("1 MB") as used:
-    ...     x = meshard.numpy.arange(4.0) + 1
+    ...     total = x.sum(axis=0)
     >>> used.total_bytes
-    0
+    448
+    >>> with budget(0):
+    ...     total = x.sum(axis=0)
+    Traceback (most recent call last):
+        ...
+    meshard.errors.BudgetError: budget: the limit is 0 bytes over all devices, ...
     """
     if limit is None and per_device is None:
         raise ArgumentError(

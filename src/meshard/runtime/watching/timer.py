@@ -28,26 +28,26 @@ def print0(
 ) -> None:
     r"""Print on process 0 only, as the built-in ``print`` does; the other processes do nothing.
 
-    Nothing is sent: of an array that spans processes, the lines show the pieces of process 0, as
+    Nothing is sent. For an array that spans processes, it shows the pieces of process 0, as
     ``print(x)`` does there. To print all of it, gather it first, on all processes:
     ``print0(meshard.multihost_utils.process_allgather(x))``. If process 0 was lost and the others
-    go on without it, the first of those prints. Characters that the stream cannot encode are
+    go on without it, the first of them prints. Characters that the stream cannot encode are
     replaced.
 
     Args:
-        *values: what to print; only process 0 makes texts of them.
+        *values: what to print; only process 0 converts them to text.
         sep: what stands between two values.
         end: what stands after the last.
         file: where to print; None for standard output.
-        flush: whether the line is sent on at once, so that lines of several processes and of a job
-            that is killed are seen in order.
+        flush: whether the line is passed on at once, so that lines of several processes, and of a
+            job that is killed, appear in order.
 
     Raises:
         ArgumentError: on all processes, if ``sep`` or ``end`` is not a string, or ``file`` is not
             one; on process 0, if a value is nested too deeply.
 
     >>> import meshard
-    >>> print0("mean", meshard.numpy.arange(4.0).mean(), sep=": ")
+    >>> meshard.print0("mean", meshard.numpy.arange(4.0).mean(), sep=": ")
     mean: 1.5
     """
     what = "print0"
@@ -136,9 +136,9 @@ class Timer(ContextDecorator):
 def timer(name: str | None = None, *, together: bool = False) -> Timer:
     """Time a block of code, or each call of a function that it decorates.
 
-    Arrays of meshard are complete as soon as they exist, so that nothing of this process is left to
-    do when the clock stops. Other processes may be ahead or behind: with ``together`` the clock
-    starts when all of them have come to the block, and the time is that of the slowest.
+    Arrays are complete as soon as they exist, so no work of this process is left when the
+    clock stops. Other processes may be ahead or behind. With ``together`` the clock starts when all
+    of them have come to the block, and the time is that of the slowest.
 
     Args:
         name: what is timed. Process 0 prints it with the time when the block ends; without a name
@@ -159,7 +159,7 @@ def timer(name: str | None = None, *, together: bool = False) -> Timer:
 
     >>> import meshard
     >>> x = meshard.numpy.ones((64, 64))
-    >>> with timer() as t:
+    >>> with meshard.debug.timer() as t:
     ...     y = x @ x
     >>> 0 < t.seconds < 60
     True

@@ -382,7 +382,7 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> R:
-    """Call a function for each integer from ``lower`` up to, and without, ``upper``.
+    """Call a function for each integer from ``lower`` to before ``upper``.
 
     Args:
         lower: the first integer.

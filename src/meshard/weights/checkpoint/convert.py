@@ -38,7 +38,7 @@ from meshard.weights.transfer.reading import slab_bytes_of
 @final
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion does; it prints.
+    """What a conversion does. It prints as a summary.
 
     Attributes:
         source: what is read.
@@ -88,7 +88,7 @@ def convert(
     dry_run: bool = False,
     progress: Progress = None,
 ) -> Conversion:
-    """Write what files hold to other files, without making arrays of it.
+    """Write what files hold to other files, without making arrays.
 
     The processes of a job share the work: each reads what it writes.
 
@@ -105,7 +105,7 @@ def convert(
         overwrite: whether what is there is replaced.
         shard_bytes: the most bytes of one of several safetensors files.
         max_bytes: the most bytes that a process holds; None for 4 MiB a thread.
-        dry_run: whether to write nothing, but say what would be done.
+        dry_run: whether to write nothing, and return what would be done.
         progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
             longer than a second; or a function, which each process calls with the bytes that it has
             written, and those that it will have written.

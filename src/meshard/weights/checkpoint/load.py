@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shown
-from meshard.errors import CheckpointError, ShardingError, TreeError
+from meshard.errors import CheckpointError, ShardingError, TreeError, did_you_mean
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
@@ -56,7 +56,7 @@ def load(
             safetensors (one file, several with an index), Zarr, ``.npy``, HDF5.
         shardings: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
             the tree; or a function of a name and a ShapeDtypeStruct that returns one. None puts
-            arrays on the default device, or if there are several processes on all devices, whole.
+            whole arrays on the default device, or, in several processes, on all devices.
         like: a tree of arrays or ShapeDtypeStructs: only its leaves are loaded, into its structure,
             and must have its shapes and dtypes. Its shardings are taken if ``shardings`` is None.
         step: the step of a run; by default the newest that is complete.
@@ -117,10 +117,10 @@ def load_iter(
     map: KeyMap | None = None,
     max_bytes: int | None = None,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a file or folder one after the other, in the order in which they lie.
+    """Yield the arrays of a file or folder one after the other, in the order of the files.
 
-    So a tree larger than memory can be passed on: what the caller no longer refers to is freed. All
-    processes of a job take all arrays, in the same order.
+    Arrays that the caller no longer refers to are freed, so a tree larger than memory can pass
+    through. All processes of a job take all arrays, in the same order.
 
     Args:
         path: see `load`.
@@ -257,6 +257,7 @@ class _Request:
             raise CheckpointError(
                 f"{self._what}: {self.catalogue.path} does not hold {missing[0]!r}{more}, which "
                 f"like= asks for. It holds {len(known)} arrays, such as {min(known, default='')!r}."
+                f"{did_you_mean(missing[0], sorted(known))}"
             )
         for path, leaf in leaves:
             self._check_leaf(path, leaf, values)

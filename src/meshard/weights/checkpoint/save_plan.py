@@ -26,11 +26,11 @@ from meshard.weights.native.structure import named
 @final
 @dataclass(frozen=True)
 class SavePlan:
-    """What a save in meshard's own format writes; it prints.
+    """What a save in meshard's own format writes. It prints as a summary.
 
     Attributes:
         bytes_written: the bytes of elements that each process writes, by its number.
-        manifest: the text of the manifest, but for what is known only afterwards.
+        manifest: the text of the manifest, except for what is known only afterwards.
         arrays: how many arrays are saved.
     """
 

@@ -17,6 +17,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
+from meshard.plan.show.pictured import Printed
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import columns
 from meshard.runtime.types import dtype_name
@@ -60,7 +61,7 @@ class Stage:
 @final
 @dataclass(frozen=True)
 class Mapped:
-    """What a map makes of some tensors.
+    """What a map makes of given tensors.
 
     Attributes:
         recipes: how each tensor is made, by name.
@@ -130,7 +131,7 @@ def _made_of(sources: Sequence[str]) -> str:
 
 @final
 @dataclass(frozen=True, init=False)
-class KeyMap:
+class KeyMap(Printed):
     """Which tensors become which: a list of rules, applied to whole tensors before any cut.
 
     Args:
@@ -193,7 +194,7 @@ class KeyMap:
         return self.add(rules.Rename(source, to, optional=optional))
 
     def keep(self, source: str, *, optional: bool = False) -> KeyMap:
-        """Keep tensors as they are: what says that no rule for them is missing."""
+        """Keep tensors as they are, so that ``rest`` does not refuse them."""
         return self.add(rules.Keep(source, optional=optional))
 
     def drop(self, source: str, *, optional: bool = False) -> KeyMap:
@@ -225,7 +226,7 @@ class KeyMap:
     def split(
         self, source: str, to: Sequence[str], *, sizes: Sequence[int] | None = None, **how: Any
     ) -> KeyMap:
-        """Part a tensor along a dim into several: the opposite of `fuse`.
+        """Split a tensor along a dim into several: the opposite of `fuse`.
 
         Args:
             source: the pattern of the tensor.
@@ -252,7 +253,7 @@ class KeyMap:
         return self.add(rules.Stack(source, to, dim=dim))
 
     def unstack(self, source: str, to: str, *, dim: int = 0) -> KeyMap:
-        """Part tensors along a dim into numbered tensors without it.
+        """Split tensors along a dim into numbered tensors without that dim.
 
         >>> list(KeyMap().unstack("w1", "experts.{e}.w1").apply({"w1": ((2, 4), "f4")}).recipes)
         ['experts.0.w1', 'experts.1.w1']
@@ -260,7 +261,7 @@ class KeyMap:
         return self.add(rules.Unstack(source, to, dim=dim))
 
     def transpose(self, source: str, perm: Sequence[int] | None = None) -> KeyMap:
-        """Put the dims in another order; in the opposite one if none is given."""
+        """Put the dims in another order; by default reverse them."""
         listed = None if perm is None else _listed(perm, "KeyMap.transpose", "perm", "dims")
         return self.add(in_place.Transpose(source, listed))
 
@@ -342,7 +343,7 @@ class KeyMap:
         return self.add(rules.Tie(source, to))
 
     def untie(self, source: str) -> KeyMap:
-        """Make tensors of their own of what are other names of tensors."""
+        """Make other names of tensors into tensors of their own: the opposite of `tie`."""
         return self.add(rules.Untie(source))
 
     def scales(
@@ -416,7 +417,7 @@ class KeyMap:
         return str(self.apply(sources, tied=tied))
 
     def inverse(self, sources: Sources, *, tied: Mapping[str, str] | None = None) -> KeyMap:
-        """Return the map that makes the sources again of what this one makes of them.
+        """Return the map that turns what this one makes back into its sources.
 
         It is checked on the given shapes, element by element, before it is returned.
 
