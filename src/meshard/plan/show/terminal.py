@@ -57,6 +57,20 @@ def is_terminal(stream: IO[str] | None = None) -> bool:
         return False
 
 
+def is_console(stream: IO[str]) -> bool:
+    """Return whether a stream is the process's own, and goes to a terminal.
+
+    Notebooks and test runners put others in its place, some of which claim to be terminals, with
+    the number of a file that is one.
+    """
+    if stream not in (sys.__stdout__, sys.__stderr__) or not is_terminal(stream):
+        return False
+    try:
+        return os.isatty(stream.fileno())
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
 def has_colors(stream: IO[str] | None = None) -> bool:
     """Return whether to print in colour.
 
@@ -80,13 +94,9 @@ def columns(stream: IO[str] | None = None) -> int | None:
     if said.isdecimal() and int(said):
         return max(int(said), _LEAST)
     stream = sys.stdout if stream is None else stream
-    if not is_terminal(stream):
+    if not is_console(stream):
         return None
-    try:
-        found = os.get_terminal_size(stream.fileno()).columns
-    except (AttributeError, ValueError, OSError):  # a notebook says that it is a terminal
-        return None
-    return max(found or _FALLBACK, _LEAST)
+    return max(os.get_terminal_size(stream.fileno()).columns or _FALLBACK, _LEAST)
 
 
 def line_width(usual: int = WIDTH) -> int:
