@@ -148,10 +148,9 @@ class _Bar:
 
     def _share(self, done: int, total: int) -> str:
         percent = 100 * done // max(total, 1)
-        return f"{self._amount(done)} of {self._amount(total)}, {percent} %"
-
-    def _amount(self, count: int) -> str:
-        return size_text(count) if self._unit == "bytes" else f"{count:,} {self._unit}"
+        if self._unit == "bytes":
+            return f"{size_text(done)} of {size_text(total)}, {percent} %"
+        return f"{done:,} of {total:,} {self._unit}, {percent} %"
 
     def _bar(self, done: int, total: int, seconds: float) -> str:
         """Return the line, which is shorter than the terminal is wide."""

@@ -39,6 +39,13 @@ class Writable(Protocol):
 
 
 @runtime_checkable
+class Measured(Protocol):
+    """A stream that knows how many columns are left of those of a terminal behind it."""
+
+    columns: int | None
+
+
+@runtime_checkable
 class _Encoding(Protocol):
     encoding: str | None
 
@@ -94,6 +101,8 @@ def columns(stream: IO[str] | None = None) -> int | None:
     if said.isdecimal() and int(said):
         return max(int(said), _LEAST)
     stream = sys.stdout if stream is None else stream
+    if isinstance(stream, Measured):
+        return stream.columns
     if not is_console(stream):
         return None
     return max(os.get_terminal_size(stream.fileno()).columns or _FALLBACK, _LEAST)
