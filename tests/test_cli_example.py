@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,11 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "heat"]) == 0
     assert capsys.readouterr().out == (ROOT / "examples" / "heat.py").read_text()
-    printed, code = on_terminal("example", "heat")
+    printed, code = on_terminal("example", "heat", columns=60)
     assert code == 0
     assert "\x1b[" in printed
+    source = (ROOT / "examples" / "heat.py").read_text()
+    assert re.sub(r"\x1b\[[\d;]*m", "", printed) == source
 
 
 def test_one_runs() -> None:
