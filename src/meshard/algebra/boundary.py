@@ -39,6 +39,7 @@ _BELOW = frozenset(
     )
 ) - {"__main__"}
 """Packages whose frames are internal where the library has called them."""
+_WRONG_CALL = re.compile(r"\(\) (got|takes|missing) ")
 _INSIDE = "Raised inside meshard; MESHARD_TRACEBACK=full shows where."
 
 
@@ -78,6 +79,7 @@ def shorten(error: BaseException) -> None:
     """
     if TRACEBACK.value == "full":
         return
+    _explain_fault(error)
     seen: set[int] = set()
     todo = [error]
     while todo:
@@ -85,33 +87,38 @@ def shorten(error: BaseException) -> None:
         if id(error) in seen:
             continue
         seen.add(id(error))
-        _explain_fault(error)
+        if isinstance(error, MeshardError):
+            _forget_answered(error)
         error.__traceback__ = users_frames(error.__traceback__)
-        cause, context = error.__cause__, error.__context__
-        if cause is not None:
-            todo.append(cause)
-        if context is not None and not error.__suppress_context__:
-            if isinstance(error, MeshardError):
-                context = _answered(error)
-            if context is not None:
-                todo.append(context)
+        follows = error.__cause__
+        if follows is None and not error.__suppress_context__:
+            follows = error.__context__
+        if follows is not None:
+            todo.append(follows)
         if isinstance(error, BaseExceptionGroup):
             todo.extend(error.exceptions)
 
 
-def _answered(error: BaseException) -> BaseException | None:
-    """Let an error follow what the user's code was handling, past what the library has caught."""
+def _forget_answered(error: BaseException) -> None:
+    """Let an error follow what the user's code was handling, past what the library has caught.
+
+    What is passed is still its ``__context__``, unless something of the user's comes before that.
+    """
+    if error.__cause__ is not None:
+        if users_frames(error.__cause__.__traceback__) is not None:
+            return
+        error.__cause__ = None
+    elif error.__suppress_context__:
+        return
     context, passed = error.__context__, {id(error)}
     while context is not None and users_frames(context.__traceback__) is None:
         passed.add(id(context))
         context = context.__context__
         if id(context) in passed:
             context = None
-    if context is None:
-        error.__suppress_context__ = True
-    else:
+    error.__suppress_context__ = context is None
+    if context is not None:
         error.__context__ = context
-    return context
 
 
 def _explain_fault(error: BaseException) -> None:
@@ -119,6 +126,8 @@ def _explain_fault(error: BaseException) -> None:
     trace = error.__traceback__
     if trace is None or isinstance(error, (MeshardError, AttributeError, Warning, StopIteration)):
         return
+    if isinstance(error, TypeError) and _WRONG_CALL.search(str(error)):
+        return  # a wrapper has passed on what the user has written
     while trace.tb_next is not None:
         trace = trace.tb_next
     raised_by = trace.tb_frame.f_globals.get("__name__") or ""
