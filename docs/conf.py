@@ -1,30 +1,55 @@
 """How Sphinx builds the site: pages, their drawings, the text that runs, the reference."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from machinery.site import MADE  # noqa: E402  (it is found by the line above)
+
+from meshard import _version  # noqa: E402
+
+DOCS, REPOSITORY = _version.DOCS, _version.REPOSITORY
+MADE.mkdir(parents=True, exist_ok=True)
 
 project = "meshard"
 copyright = "the meshard authors"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "machinery.site",
+    "machinery.drawings",
+    "machinery.reference",
+    "machinery.gallery",
+    "machinery.notebooks",
+]
 # from_scratch.py is a page too: its comments are its prose.
-source_suffix = {".md": "markdown", ".py": "markdown"}
-exclude_patterns = ["conf.py", "pictures.py", "snippets.py", "_static"]
+source_suffix = {".md": "markdown", ".py": "markdown", ".rst": "restructuredtext"}
+exclude_patterns = ["conf.py", "pictures.py", "snippets.py", "_static", "machinery", "_templates"]
 nitpicky = False
 default_role = "code"  # docstrings say `name`
 
 html_theme = "furo"
 html_title = "meshard"
-html_static_path = ["_static"]
+html_baseurl = f"{DOCS}/"
+html_static_path = ["_static", str(MADE)]
 html_css_files = ["meshard.css"]
+html_theme_options = {
+    "source_repository": REPOSITORY,
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+templates_path = ["_templates"]
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -39,41 +64,6 @@ napoleon_use_rtype = False
 add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
-
-DRAWINGS = "drawings"
-
-
-class Drawing(SphinxDirective):
-    """Show the drawing that a block's code has made (see snippets.py)."""
-
-    has_content = True
-
-    def run(self) -> list[nodes.Node]:
-        page = Path(self.env.docname).name
-        number = self.env.temp_data.get(DRAWINGS, 0)
-        self.env.temp_data[DRAWINGS] = number + 1
-        svg = (drawings_folder(self.env.app) / f"{page}-{number}.svg").read_text()
-        return [nodes.raw("", f'<div class="drawing">{svg}</div>', format="html")]
-
-
-def drawings_folder(app: Sphinx) -> Path:
-    """Return where the drawings of this build are kept."""
-    folder = Path(app.outdir).parent / DRAWINGS
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def draw(app: Sphinx) -> None:
-    """Run the pages that have drawings, and keep these."""
-    runs = []
-    for page in sorted(HERE.rglob("*.md")):
-        if "```{drawing}" in page.read_text():
-            command = [sys.executable, str(HERE / "snippets.py"), str(page)]
-            command += ["--drawings", str(drawings_folder(app))]
-            runs.append(subprocess.Popen(command))
-    failed = [run.args for run in runs if run.wait()]
-    if failed:
-        raise SystemExit("A page's code does not do what the page says.")
 
 
 def prose_and_code(text: str) -> str:
@@ -93,23 +83,6 @@ def read_program(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = prose_and_code(source[0])
 
 
-def skip_foreign(app: Sphinx, what: str, name: str, found: object, skip: bool, options: object):
-    """Leave out what is passed on from other libraries, such as NumPy's dtypes."""
-    home = getattr(found, "__module__", None) or ""
-    return True if home.split(".")[0] in {"numpy", "ml_dtypes", "typing"} else None
-
-
-def tell_users_only(app: Sphinx, what: str, name: str, found: object, options: object, lines: list):
-    """Leave out what is for those who work on meshard: the package's own docstring, its tower."""
-    if name == "meshard":
-        lines.clear()
-
-
 def setup(app: Sphinx) -> None:
-    """Add the drawings and the program to the build."""
-    os.environ["MESHARD_NUM_DEVICES"] = "8"
-    app.add_directive("drawing", Drawing)
-    app.connect("builder-inited", draw)
+    """Add the program that is a page."""
     app.connect("source-read", read_program)
-    app.connect("autodoc-skip-member", skip_foreign)
-    app.connect("autodoc-process-docstring", tell_users_only)

@@ -5,7 +5,8 @@ A page is Markdown. Its blocks of code are read by their first line:
 - ```` ```python ```` is run, in order, in one namespace per page. A ```` ```text ```` that follows
   is what it prints, or the error that it ends with.
 - ```` ```shell-session ```` has commands of meshard's, ``$ meshard ...``, each with what it prints.
-- ```` ```{drawing} ```` is an expression in the same namespace; its value is an SVG.
+- ```` ```{drawing} ```` is an expression in the same namespace; its value is an SVG, or has a form
+  for notebooks.
 - ```` ```py ```` is quoted and not run: code of other libraries.
 
 A comment ``<!-- 2 processes of 4 devices -->`` before a block has it run by simulated processes,
@@ -166,8 +167,9 @@ class Runner:
         simulate(processes, devices, lambda: exec(program, dict(known)))
 
     def drawing(self, block: Block) -> str:
-        """Return the SVG that a block's expression gives."""
-        return eval(compile(block.code.strip(), SCRIPT, "eval"), self.names)
+        """Return the SVG or HTML of what a block's expression gives."""
+        value = eval(compile(block.code.strip(), SCRIPT, "eval"), self.names)
+        return value if isinstance(value, str) else value._repr_html_()
 
 
 def run_session(block: Block) -> str:
@@ -220,18 +222,19 @@ def check(page: Path, write: bool = False, drawings: Path | None = None) -> list
     Args:
         page: the Markdown file.
         write: put what was printed into the page, instead of comparing.
-        drawings: a folder for the drawings, ``<page>-<number>.svg``.
+        drawings: a folder for the drawings, ``<page>-<number>.html``.
     """
     text = page.read_text()
     runner, faults, edits, count = Runner(), [], [], 0
     for block in blocks_of(text):
         try:
             if block.kind == "drawing":
-                svg = runner.drawing(block)
-                if not svg.startswith("<svg"):
-                    faults.append(f"{page.name}:{block.line}: this is no drawing: {svg[:60]!r}")
+                made = runner.drawing(block)
+                if not made.startswith(("<svg", "<div")):
+                    said = f"this is not a drawing: {made[:60]!r}"
+                    faults.append(f"{page.name}:{block.line}: {said}")
                 if drawings is not None:
-                    (drawings / f"{page.stem}-{count}.svg").write_text(svg)
+                    (drawings / f"{page.stem}-{count}.html").write_text(made)
                 count += 1
                 continue
             if block.kind == "shell-session":

@@ -492,7 +492,7 @@ def test_odd_arguments_are_refused_by_name(folder: Path) -> None:
     for refused, says in (
         (lambda: handle.wait("x"), r"SaveHandle.wait: timeout must be a finite number"),
         (lambda: handle.wait(-1), r"SaveHandle.wait: timeout must be a finite number"),
-        (lambda: checkpoint.load(folder / "a", progress="no"), "progress must be True or False"),
+        (lambda: checkpoint.load(folder / "a", progress="no"), "progress must be a function"),
         (lambda: checkpoint.metadata(folder / "a").table(1.5), "rows must be a non-negative int"),
         (
             lambda: checkpoint.convert(folder / "a", folder / "b.safetensors", shard_bytes="1 GB"),

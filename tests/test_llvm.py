@@ -200,6 +200,10 @@ def test_casts_have_numpys_bits(dtype):
             )
 
 
+SHAPES = [
+    *[(7, 5), (1, 9), (33, 1), (4, 3, 6), (40,), (300, 8), (1, 40), (1, 1), (2, 1, 3), (1,)],
+    *[(0, 4), (5, 0), (0,), (3, 9), (2, 3, 1, 4)],
+]
 Program = tuple[list[Any], list[Step], list[int]]
 """Inputs, steps, and the numbers of the wanted values."""
 
@@ -207,35 +211,38 @@ Program = tuple[list[Any], list[Step], list[int]]
 def program_of(seed: int) -> Program:
     """Return a program that a number stands for."""
     pick = random.Random(seed)
-    shape = pick.choice([(7, 5), (1, 9), (33, 1), (4, 3, 6), (40,), (300, 8)])
+    shape = pick.choice(SHAPES)
     dtype = pick.choice([*DTYPES, *[np.dtype("f"), np.dtype("d")] * 4])
     turned = tuple(range(len(shape)))[::-1]
+    every = pick.choice([2, -1, -3])
     inputs: list[Any] = [
         example(dtype, shape, 5),
         example(dtype, shape, 6),
         example(dtype, shape[::-1], 7).transpose(turned),
         example(pick.choice(DTYPES), (*shape[:-1], 1), 8),
+        example(dtype, (*shape[:-1], shape[-1] * abs(every)), 9)[..., ::every],
+        example(dtype, shape[1:], 10),
         pick.choice([2, 0.5, -1, 3.0]),
     ]
     values = list(inputs)
     steps: list[Step] = []
-    for _ in range(pick.randint(1, 9)):
+    for _ in range(pick.randint(1, 12)):
         step = one_step(pick, values)
         try:
             found = run(step[0], step[2], [values[r] for r in step[1]])
         except (TypeError, ValueError, OverflowError):  # NumPy has no such operation
             continue
-        if found.dtype in DTYPES and 0 < found.size <= 20_000:
+        if found.dtype in DTYPES and found.size <= 20_000:
             values.append(found)
             steps.append(step)
     made = range(len(inputs), len(values))
-    return inputs, steps, pick.sample(made, min(len(made), pick.randint(1, 3)))
+    return inputs, steps, pick.sample(made, min(len(made), pick.randint(1, 4)))
 
 
 def one_step(pick: random.Random, values: Sequence[Any]) -> Step:
     """Return an operation on some of the values."""
     arrays = [k for k, x in enumerate(values) if isinstance(x, np.ndarray)]
-    k = pick.choice(arrays)
+    k = pick.choice(arrays if pick.random() < 0.5 else arrays[-2:])
     x = values[k]
     j = pick.choice([j for j, y in enumerate(values) if fits(x, y)])
     i = pick.choice([i for i in arrays if fits(x, values[i])])
@@ -244,11 +251,12 @@ def one_step(pick: random.Random, values: Sequence[Any]) -> Step:
         (pick.choice(BINARY), (k, j), {}),
         (pick.choice(BINARY), (j, k), {}),
         ("where", (i, k, j), {}),
+        ("astype", (k,), {"dtype": cast_of(pick, x)}),
     ]
-    if x.ndim:
+    if x.ndim and pick.random() < 0.5:
         a = pick.randrange(x.ndim)
         other = pick.choice([j for j in arrays if alike(x, values[j])])
-        over = pick.choice([(0,), (x.ndim - 1,), tuple(range(x.ndim))])
+        over = tuple(sorted(pick.sample(range(x.ndim), pick.randint(1, x.ndim))))
         keep = pick.random() < 0.5
         kinds += [
             ("roll", (k,), {"dims": ((a, (2,)),)}),
@@ -276,6 +284,14 @@ def sliced(rank: int, axis: int, shape: Sequence[int]) -> dict[str, Any]:
         "slices": tuple([own if d == axis else (None, None, 1) for d in range(rank)]),
         "dropped": (),
     }
+
+
+def cast_of(pick: random.Random, x: Array) -> np.dtype[Any]:
+    """Return a dtype that can hold the values: beyond its range C says nothing."""
+    low, high = (x.min(), x.max()) if x.size else (0, 0)
+    return pick.choice(
+        [t for t in DTYPES if t.kind == "f" or x.dtype.kind != "f" or (low >= 0 and high < 100)]
+    )
 
 
 def alike(x: Array, y: Array) -> bool:

@@ -37,3 +37,10 @@ def test_links_lead_to_files_and_sections() -> None:
             heads = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads}
             assert section in slugs, target
+
+
+def test_pictures_are_there_for_light_and_dark_pages() -> None:
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', README.read_text())
+    assert len(pictures) == 4
+    for path in pictures:
+        assert (README.parent / path).read_text().startswith("<svg"), path

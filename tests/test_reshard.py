@@ -153,7 +153,7 @@ def test_progress_reaches_the_end() -> None:
 
 def test_a_bar_is_drawn_when_asked_for(capsys) -> None:
     alone(lambda: reshard(put(GRID, "i"), named(None, "j"), progress=True))
-    assert "resharding" in capsys.readouterr().out
+    assert "resharding" in capsys.readouterr().err
 
 
 def test_between_device_sets_and_boxes() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 import meshard
@@ -155,43 +157,151 @@ def always_large(monkeypatch):
     monkeypatch.setattr(decision, "TINY_CELL", 0)
 
 
-@pytest.mark.usefixtures("always_large")
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=2, max_size=8),
-    st.sampled_from([(8, 16), (7, 5), (1, 40), (300, 20), (0, 4), (3, 9)]),
-    st.sampled_from([(), ("i",), ("i", "j"), (None, "j"), (("i", "j"),)]),
-    st.randoms(use_true_random=False),
-)
-def test_compiled_programs_have_numpys_bits_in_any_layout(names, shape, spec, choice):
+SHAPES = [(8, 16), (7, 5), (1, 40), (40, 1), (1, 1), (300, 20), (0, 4), (3, 9)]
+MORE_OPERATIONS = {
+    **OPERATIONS,
+    "all": lambda a, b: a - b.sum(),
+    "columns": lambda a, b: a / (1 + abs(b).sum(axis=0, keepdims=True)),
+    "last": lambda a, b: a + b.max(axis=-1)[:, None],
+    "place": lambda a, b: a * mnp.argmax(b, axis=-1)[:, None],
+    "true": lambda a, b: (a > b).astype(a.dtype) - a,
+    "sign": lambda a, b: mnp.sign(b).astype(np.int8) + a,
+    "picked": lambda a, b: mnp.where(a > 0, b, 0.5),
+    "rolled": lambda a, b: mnp.roll(a, 1, axis=0) - b,
+    "flipped": lambda a, b: mnp.flip(a, axis=-1) * 0.5 + b,
+    "shifted": lambda a, b: mnp.concatenate([a[1:], b[:1]]) * 0.5,
+    "first row": lambda a, b: a - b[:1],
+    "first column": lambda a, b: a + b[:, :1] / 2,
+    "every other": lambda a, b: mnp.repeat(a[:, ::2], 2, axis=1)[:, : a.shape[1]] + b,
+    "deep": lambda a, b: (a[:, None] + b[:, :1, None]).max(axis=1),
+    "flat": lambda a, b: (a.reshape(-1) + 1).reshape(a.shape) * b,
+}
+
+
+SUMS = {"total", "column", "columns", "all"}
+"""Whose last bits depend on how the operand is laid out, which jit decides for the whole."""
+ELEMENTWISE = ["add", "less", "times", "tanh", "half", "true", "sign", "picked"]
+
+
+def random_function(pick: random.Random) -> Any:
+    """Return a function of two arrays of two dims that gives one to four values."""
+    steps: list[tuple[str, int, int]] = []
+    for n in range(2, pick.randint(4, 11)):
+        near = n - 1 if pick.random() < 0.7 else pick.randrange(n)
+        names = ELEMENTWISE if pick.random() < 0.6 else sorted(MORE_OPERATIONS)
+        steps.append((pick.choice(names), near, pick.randrange(n)))
+    wanted = [pick.randrange(2, len(steps) + 2) for _ in range(pick.randint(1, 4))]
+
+    def f(x: Any, y: Any) -> Any:
+        values = [x, y]
+        for name, k, j in steps:
+            values.append(MORE_OPERATIONS[name](values[k], values[j]))
+        return [values[k] for k in wanted]
+
+    f.steps = steps, wanted  # type: ignore[attr-defined]
+    return f
+
+
+def random_data(pick: random.Random, shape: tuple[int, int]) -> Any:
+    data = np.random.default_rng(pick.randrange(100)).standard_normal(shape)
+    data[data > 2.2], data[data < -2.2] = np.nan, -np.inf
+    return data.astype(pick.choice(["d", "d", "f"]))
+
+
+def check_random_program(seed: int) -> None:
+    """Compare the calls of a jitted function with the first, and with operations one at a time."""
     from meshard.interop.llvm import compiler as llvm
 
-    def f(x):
-        values = [x, x * 0.5]
-        for name, k in zip(names, picks, strict=True):
-            values.append(OPERATIONS[name](values[-1], values[k]))
-        return values[-1], values[len(values) // 2]
+    pick = random.Random(seed)
+    f = random_function(pick)
+    note(str(f.steps))
+    shape = pick.choice(SHAPES)
+    layouts = [(), ("i",), ("i", "j"), (None, "j"), (("i", "j"),)]
+    data = [(random_data(pick, shape), pick.choice(layouts)) for _ in range(2)]
+    given_away = pick.choice([(), (0,), (1,), (0, 1)])
 
-    picks = [choice.randrange(2 + n) for n in range(len(names))]
+    def args() -> Any:
+        return [put(x, *spec, uneven="balanced") for x, spec in data]
+
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is given away in vain
+        x, y = args()
+        expected = [whole(one) for one in f(x, y)]
+        kept, losing = meshard.jit(f), meshard.jit(f, donate_argnums=given_away)
+        found = []
+        with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+            for _ in range(2):
+                found.append([whole(one) for one in kept(x, y)])
+                found.append([whole(one) for one in losing(*args())])
+                behind.finish()
+    sums = any(name in SUMS for name, _, _ in f.steps[0])
+    for results in found:
+        for one, other in zip(results, found[0] if sums else expected, strict=True):
+            assert one.dtype == other.dtype
+            lost = np.isnan(other)  # a NaN is a NaN, whatever its sign
+            np.testing.assert_array_equal(lost, np.isnan(one))
+            assert np.where(lost, 0, one).tobytes() == np.where(lost, 0, other).tobytes()
+    for one, (other, _) in zip((x, y), data, strict=True):
+        assert whole(one).tobytes() == other.tobytes()
+
+
+@pytest.mark.usefixtures("always_large")
+@pytest.mark.parametrize("compiler", ["auto", "numpy"])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 1 << 40))
+def test_large_segments_have_the_bits_of_their_operations_in_any_layout(compiler, seed):
+    meshard.config.update("jit_compiler", compiler)
+    try:
+        alone(lambda: check_random_program(seed))
+    finally:
+        meshard.config.update("jit_compiler", "auto")
+
+
+def compiled_and_not(f, x):
+    """Return what NumPy gives, and what a compiled program gives."""
+    from meshard.interop.llvm import compiler as llvm
+
+    meshard.config.update("jit_compiler", "numpy")
+    expected = [whole(one) for one in meshard.tree.leaves(meshard.jit(f)(x))]
+    meshard.config.update("jit_compiler", "auto")
+    jitted = meshard.jit(f)
+    with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
+        jitted(x)
+        behind.finish()
+        return expected, [whole(one) for one in meshard.tree.leaves(jitted(x))]
+
+
+@pytest.mark.usefixtures("always_large")
+def test_no_output_is_written_over_an_input_that_another_of_its_loop_reads():
+    def f(x):
+        half = x * 0.5
+        first = mnp.tanh(half - x.sum(axis=0)) - x  # may take the place of `half`
+        second = first + half
+        return second.T, first
 
     def body():
-        data = np.random.default_rng(1).standard_normal(shape)
-        data[data > 2] = np.nan
-        data[data < -2] = -np.inf
-        x = put(data, *spec, uneven="balanced")
-        with np.errstate(all="ignore"):
-            jitted = meshard.jit(f)
-            with mock.patch.object(llvm, "BEHIND", llvm.Behind()) as behind:
-                first = [whole(one) for one in jitted(x)]
-                behind.finish()
-                second = [whole(one) for one in jitted(x)]
-        for one, other in zip(first, second, strict=True):
-            lost = np.isnan(one)  # a NaN is a NaN, whatever its sign
-            np.testing.assert_array_equal(lost, np.isnan(other))
-            assert np.where(lost, 0, one).tobytes() == np.where(lost, 0, other).tobytes()
-        assert whole(x).tobytes() == data.tobytes()
+        for shape in [(4, 8), (1, 9)]:  # one row: values at their own place are read as broadcast
+            x = put(normal(*shape))
+            for one, other in zip(*compiled_and_not(f, x), strict=True):
+                assert one.tobytes() == other.tobytes()
+
+    alone(body)
+
+
+@pytest.mark.usefixtures("always_large")
+def test_cells_that_numpy_runs_after_all_find_their_inputs_as_they_were():
+    def f(x):
+        both = x * 0.5 + x
+        moved = (both.T + 1).T * x  # of values between segments, which may be written over
+        return (mnp.tanh(moved) - moved) * both / (1 + abs(moved).sum(axis=1, keepdims=True))
+
+    def body():
+        # The last cell holds no row: it has no program, so NumPy runs all four.
+        x = put(normal(3, 8), "i", uneven="balanced")
+        (one,), (other,) = compiled_and_not(f, x)
+        assert one.tobytes() == other.tobytes()
 
     alone(body)
 

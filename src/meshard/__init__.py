@@ -1,6 +1,26 @@
-"""meshard: one logical array over a mesh of devices.
+"""Sharded NumPy arrays: one logical array over a mesh of devices.
 
-The tower; imports point down only::
+Ask for devices, arrange them in a mesh, and lay arrays out over it. Operations run where the data
+is, and a ledger tells what moved:
+
+>>> import meshard, meshard.numpy as mnp
+>>> from meshard import NamedSharding, P
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> x = meshard.device_put(mnp.ones((8, 4)), NamedSharding(mesh, P("x", "y")))
+>>> with meshard.debug.ledger() as log:
+...     y = mnp.tanh(x)
+...     total = y.sum(axis=0)
+>>> y.sharding.spec, total.sharding.spec, log.total_bytes
+(P('x', 'y'), P('y',), 192)
+
+Arrays are made by `device_put`, ``make_array_from_*`` and the functions of ``meshard.numpy``;
+programs by `jit` and `shard_map`; `reshard` moves arrays, `plan_reshard` and `explain` say
+beforehand what moves. The modules are ``numpy``, ``lax``, ``random``, ``nn``, ``sharding``,
+``resharding``, ``checkpoint``, ``elastic``, ``debug``, ``tree``, ``multihost_utils``, ``config``
+and ``testing``.
+
+The source is a tower, in which imports point down only::
 
     doors         numpy lax random nn sharding resharding checkpoint elastic debug tree typing
                   config experimental
@@ -100,6 +120,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
+    from meshard.runtime.watching.timer import print0 as print0
     from meshard.weights.checkpoint.one_array import load as load, save as save
     from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
@@ -125,6 +146,7 @@ else:
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
+            "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",
             "meshard.weights.checkpoint.one_array:save",
             "meshard.weights.moving.reshard:reshard",

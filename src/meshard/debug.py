@@ -21,6 +21,11 @@ from meshard.runtime.watching.profile import (
     Profile as Profile,
     profile as profile,
 )
+from meshard.runtime.watching.timer import (
+    Timer as Timer,
+    print0 as print0,
+    timer as timer,
+)
 from meshard.runtime.watching.trace_file import (
     Event as Event,
     join_profiles as join_profiles,

@@ -232,7 +232,7 @@ class DataLoss(MeshardError, RuntimeError, explained=True):
 
     Attributes:
         boxes: the parts, as boxes of the array's index space.
-        by_name: of a tree the parts of each array that has lost some, by its name.
+        by_name: for a tree, the lost parts of each array, by the array's name.
     """
 
     def __init__(

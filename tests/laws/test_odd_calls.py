@@ -65,6 +65,7 @@ NOT_CALLED = {
     "meshard.debug.Ledger": "a record: ledger() and budget() make it",
     "meshard.debug.Notice": "a record: an explanation holds them",
     "meshard.debug.Profile": "a record: profile() makes it",
+    "meshard.debug.Timer": "timer makes it",
     "meshard.checkpoint.CheckpointError": "an error",
     "meshard.checkpoint.Conversion": "a record: convert returns it",
     "meshard.checkpoint.CorruptFileError": "an error",
@@ -612,6 +613,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
         0, "here", "x", 0, ("x",), True, False, "why", "what", 8
     ),
     "meshard.debug.Profile": profile,
+    "meshard.debug.Timer": meshard.debug.timer,
     "meshard.elastic.Block": lambda: elastic.surviving().__enter__(),
     "meshard.elastic.Feed": feed,
     "meshard.elastic.LossSimulation": lambda: elastic.simulate_loss(structs(), whole_rows, 1),

@@ -27,6 +27,8 @@ class BoxSharding(Sharding):
         CoverageError: if the boxes leave a gap; the message names it.
         ShardingError: if there are no boxes, or one does not fit the shape.
 
+    >>> from meshard.sharding import BoxSharding
+    >>> from meshard import Device
     >>> halves = BoxSharding((4,), {Device(0): (slice(0, 1),), Device(1): (slice(1, 4),)})
     >>> halves.layout((4,)).cuts
     ((0, 1, 4),)

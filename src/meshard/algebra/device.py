@@ -23,8 +23,12 @@ class Device:
     Raises:
         ArgumentError: if a number is not a non-negative integer, or a name not a string.
 
-    >>> Device(3)
-    CpuDevice(id=3)
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> meshard.devices()[3], meshard.devices()[3].process_index
+    (CpuDevice(id=3), 0)
+    >>> meshard.Device(3) == meshard.devices()[3]
+    True
     """
 
     __slots__ = ("_hash", "device_kind", "id", "platform", "process_index")

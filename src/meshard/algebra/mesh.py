@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class AxisType(enum.Enum):
-    """How an axis takes part in sharding; accepted for JAX's sake: only ``Auto`` has an effect."""
+    """How an axis takes part in sharding; accepted as in JAX; only ``Auto`` has an effect."""
 
     Auto = enum.auto()
     Explicit = enum.auto()
@@ -78,11 +78,13 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
             else than a device is among the devices, or one is there twice.
         ArgumentError: if ``axis_types`` holds another kind of value, or not one per axis.
 
-    >>> mesh = Mesh(np.array([Device(i) for i in range(8)]).reshape(4, 2), ("x", "y"))
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.Mesh(np.asarray(meshard.devices()).reshape(4, 2), ("x", "y"))
     >>> mesh
     Mesh('x': 4, 'y': 2)
-    >>> mesh.shape["x"], mesh.size
-    (4, 8)
+    >>> mesh.shape["x"], mesh.size, mesh.devices[0, 1]
+    (4, 8, CpuDevice(id=1))
     """
 
     devices: np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -290,9 +292,12 @@ def set_mesh(mesh: Mesh) -> _SetMesh:
     Raises:
         ArgumentError: if ``mesh`` is not a `Mesh`.
 
-    >>> with set_mesh(Mesh([Device(0), Device(1)], "x")):
-    ...     ambient_mesh()
-    Mesh('x': 2)
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> with meshard.set_mesh(meshard.make_mesh((4, 2), ("x", "y"))):
+    ...     x = meshard.device_put(np.ones((8, 4)), meshard.P("x"))  # a bare spec
+    >>> x.sharding.spec, x.sharding.mesh
+    (P('x',), Mesh('x': 4, 'y': 2))
     """
     if not isinstance(mesh, Mesh):
         raise ArgumentError(refusal("set_mesh", "mesh", "a Mesh", mesh))
@@ -320,8 +325,11 @@ def make_mesh(
         ArgumentError: if there are fewer devices than the mesh needs, or the lengths differ.
         ShapeError: if the sizes are not integers of at least 1.
 
-    >>> make_mesh((2, 2), ("x", "y"), devices=[Device(i) for i in range(4)])
-    Mesh('x': 2, 'y': 2)
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> mesh, mesh.devices[1].tolist()
+    (Mesh('x': 4, 'y': 2), [CpuDevice(id=2), CpuDevice(id=3)])
     """
     what = "make_mesh"
     if isinstance(axis_shapes, int):

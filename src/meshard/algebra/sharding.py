@@ -70,11 +70,14 @@ class NamedSharding(Frozen, HasDrawing, Sharding):
         SpecError: if the spec names an unknown axis or one twice.
         ShardingError: if an argument is of another kind.
 
-    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]).reshape(2, 2), ("x", "y"))
-    >>> NamedSharding(mesh, PartitionSpec("x")).shard_shape((6, 5))
-    (3, 5)
-    >>> NamedSharding(mesh, PartitionSpec(("x", "y")), uneven="balanced").layout((6,)).cuts
-    ((0, 2, 4, 5, 6),)
+    >>> import meshard
+    >>> from meshard import NamedSharding, P
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> NamedSharding(mesh, P("x")).shard_shape((8, 6))
+    (2, 6)
+    >>> NamedSharding(mesh, P("x"), uneven="balanced").layout((10,)).cuts
+    ((0, 3, 6, 8, 10),)
     """
 
     mesh: Mesh
@@ -369,6 +372,8 @@ def _single(device: Device, memory_kind: str) -> SingleDeviceSharding:
 class SingleDeviceSharding(Frozen, Sharding):
     """The whole array on one device.
 
+    >>> from meshard.sharding import SingleDeviceSharding
+    >>> from meshard import Device
     >>> SingleDeviceSharding(Device(2)).shard_shape((3, 4))
     (3, 4)
     """

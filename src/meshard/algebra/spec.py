@@ -61,7 +61,8 @@ class PartitionSpec:
     Raises:
         SpecError: if an entry is of another kind.
 
-    >>> P("x", ("y", "z"), None)
+    >>> from meshard import P
+    >>> P("x", ("y", "z"), None)  # dim 0 over x, dim 1 over y and z, dim 2 whole
     P('x', ('y', 'z'), None)
     >>> P(("x",)) == P("x"), P("x") == P("x", None)
     (True, False)

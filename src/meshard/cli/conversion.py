@@ -20,7 +20,7 @@ import meshard
 from meshard import checkpoint
 from meshard.algebra.sharding import NamedSharding
 from meshard.cli.errors import CommandError
-from meshard.cli.output import is_terminal, print_json, print_table, print_text, warn
+from meshard.cli.output import print_json, print_table, print_text, warn
 from meshard.cli.written.notation import WrittenMesh
 from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError
@@ -142,7 +142,7 @@ def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
         map=wish.key_map,
         overwrite=wish.overwrite,
         dry_run=dry_run,
-        progress=is_terminal() and not as_json and not dry_run,
+        progress=None,
         **wish.more,
     )
     seconds = None if dry_run else time.perf_counter() - start

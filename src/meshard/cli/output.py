@@ -1,4 +1,4 @@
-"""What commands print: tables in colour on a terminal, plain text in full width elsewhere, JSON.
+"""What commands print: tables that fit a terminal, plain text in full width elsewhere, JSON.
 
 In: tables, texts, values. Out: lines on standard output, or a file that a user named.
 """
@@ -6,93 +6,63 @@ In: tables, texts, values. Out: lines on standard output, or a file that a user 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from meshard.cli.errors import CommandError
 from meshard.plan.file.files import write_text
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import (
+    columns,
+    encoding_of,
+    has_colors,
+    is_terminal,
+    printable,
+    rule,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
-WIDTH = 100  # of drawings and tables of plans that nobody looks at in a terminal
+_BETWEEN = "  "
 as_json = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
 )
 
 
-def is_terminal(stream: TextIO | None = None) -> bool:
-    """Return whether somebody looks at a stream, by default standard output, in a terminal.
-
-    mpiexec may give its processes a terminal where the user has none; `meshard run` tells them.
-    """
-    stream = stream or sys.stdout
-    return stream is not None and stream.isatty() and os.environ.get("TTY_COMPATIBLE") != "0"
-
-
 def print_text(text: str, *, title: str = "") -> None:
     """Print a text as it is, below a title that is bold on a terminal."""
-    if title and is_terminal():
+    if title and has_colors():
         title = click.style(title, bold=True)
     _write("\n".join([title] * bool(title) + [text]))
 
 
 def print_table(table: Table, styles: Mapping[str, str] | None = None) -> None:
-    """Print a table.
+    """Print a table as wide as the terminal, or in full width elsewhere.
 
     Args:
         table: the table.
-        styles: for the content of cells their colours on a terminal, as rich names them.
+        styles: for the content of cells their colours on a terminal.
     """
-    if not is_terminal():
-        _write(table.text(None))
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Columns
-    from rich.text import Text
-
-    columns = Columns(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_header=bool(table.head),
-        header_style="dim",
-    )
-    for number, side in enumerate(table.align):
-        name = table.head[number] if table.head else ""
-        if side == ">":
-            columns.add_column(Text(name), justify="right", no_wrap=True)
-        else:
-            columns.add_column(Text(name), overflow="fold")
-    for row in table.rows:
-        columns.add_row(*[Text(cell, (styles or {}).get(cell, "")) for cell in row])
-    console = Console(highlight=False)
-    console.print(columns)
-    for note in table.notes:
-        console.print(Text(note, "dim"))
+    rows, notes = table.lines(columns())
+    lines = [_BETWEEN.join(shown for _, shown in row).rstrip() for row in rows]
+    line = rule(max(map(len, lines), default=0))
+    if has_colors():
+        known = styles or {}
+        lines = [_BETWEEN.join(_colored(s, known.get(cell)) for cell, s in row) for row in rows]
+        lines[: bool(table.head)] = [click.style(x, bold=True) for x in lines[: bool(table.head)]]
+        notes = [click.style(note, dim=True) for note in notes]
+    if table.head and is_terminal():
+        lines.insert(1, line)
+    _write("\n".join([*lines, *notes]))
 
 
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Show a bar on a terminal, on process 0; what is yielded moves it on by some bytes."""
-    import meshard
-
-    if not is_terminal(sys.stderr) or meshard.process_index() != 0:
-        yield lambda nbytes: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (what, BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda nbytes: bar.advance(task, nbytes)
+def _colored(text: str, color: str | None) -> str:
+    """Return a padded text whose words are in a colour."""
+    words = text.strip()
+    return text.replace(words, click.style(words, fg=color)) if words and color else text
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -126,6 +96,5 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def _write(text: str) -> None:
-    """Print a text; what the terminal's encoding lacks becomes a question mark."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(text.encode(encoding, "replace").decode(encoding))
+    """Print a text; characters that the encoding lacks are replaced by what looks like them."""
+    click.echo(printable(text, encoding_of(sys.stdout)), color=has_colors())

@@ -20,6 +20,7 @@ from typing import TextIO, final
 import click
 
 from meshard.cli.errors import DONE, FAILED, CommandError
+from meshard.plan.show.terminal import has_colors
 from meshard.runtime.simulated import simulate
 
 _process: ContextVar[int | None] = ContextVar("meshard_process", default=None)
@@ -192,6 +193,6 @@ class _Prefixed(io.TextIOBase):
 
     def _print(self, index: int | None, line: str) -> None:
         number = "" if index is None else f"{index:>{self._width}}: "
-        if number and self._stream.isatty():
+        if number and has_colors(self._stream):
             number = click.style(number, fg=_COLORS[index % len(_COLORS)] if index else _COLORS[0])
         self._stream.write(f"{number}{line}\n")

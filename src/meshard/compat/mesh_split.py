@@ -75,6 +75,8 @@ def split_by_mesh_axis(
         DeletedArrayError: if an array was deleted.
 
     >>> import numpy as np, meshard
+    >>> from meshard import NamedSharding
+    >>> from meshard.resharding import split_by_mesh_axis
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = meshard.device_put(np.arange(mesh.size), NamedSharding(mesh, meshard.P("x")))
     >>> [part.tolist() for part in split_by_mesh_axis(x, "x", 1)] == [x.tolist()]
@@ -131,6 +133,8 @@ def concatenate_by_mesh_axis(arrays: Sequence[T], mesh_axis: str, *, donate: boo
         DeletedArrayError: if an array was deleted.
 
     >>> import numpy as np, meshard
+    >>> from meshard import NamedSharding
+    >>> from meshard.resharding import concatenate_by_mesh_axis, split_by_mesh_axis
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = meshard.device_put(np.arange(mesh.size), NamedSharding(mesh, meshard.P("x")))
     >>> joined = concatenate_by_mesh_axis(split_by_mesh_axis(x, "x"), "x")

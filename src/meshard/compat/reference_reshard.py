@@ -51,6 +51,8 @@ def find_intermediate_sharding(
         NoIntermediateShardingError: if another rule fails; the message says which.
 
     >>> import numpy as np
+    >>> from meshard.resharding import find_intermediate_sharding
+    >>> from meshard import NamedSharding
     >>> from meshard.sharding import Mesh, P
     >>> from meshard.testing import virtual_devices
     >>> source = Mesh(np.array(virtual_devices(8)).reshape(8, 1), ("fsdp", "tp"))
@@ -241,6 +243,8 @@ def reshard_with_intermediate_sharding(
         TreeError: if a tree of shardings is not a prefix of ``x``.
 
     >>> import numpy as np, meshard
+    >>> from meshard import Mesh, NamedSharding
+    >>> from meshard.resharding import reshard_with_intermediate_sharding
     >>> from meshard.sharding import P
     >>> source = NamedSharding(Mesh(meshard.devices(), "x"), P("x"))
     >>> target = NamedSharding(Mesh(meshard.devices()[:1], "x"), P())

@@ -24,6 +24,7 @@ from meshard.plan.file.json_form import json_text, read_json, refusing
 from meshard.plan.replay import Report, check_route
 from meshard.plan.show.plan_page import page, plan_html
 from meshard.plan.show.plan_text import plan_table
+from meshard.plan.show.progress import telling
 
 PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
@@ -64,8 +65,10 @@ class Plan(PlanFigures):
 
     >>> import numpy as np
     >>> from meshard.algebra.layout import Layout, even_cuts
+    >>> from meshard.resharding import Plan
     >>> rows = Layout((8,), (even_cuts(8, 4),), np.arange(4).reshape(4, 1))
     >>> whole = Layout((8,), ((0, 8),), np.arange(4).reshape(1, 4))
+    >>> from meshard.plan.figures.choice import PlanLeaf
     >>> plan = Plan([PlanLeaf("x", rows, whole, 4)])
     >>> plan.bytes_moved, plan.lower_bound_bytes, plan.peak_bytes
     (96, 96, 40)
@@ -104,7 +107,8 @@ class Plan(PlanFigures):
         """
         pairs = zip(self.choices, self.groups, strict=True)
         moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
-        return simulate_many(moves, topology, together=self.batches)
+        with telling(None, "simulating", unit="moves") as tell:
+            return simulate_many(moves, topology, together=self.batches, tell=tell)
 
     def run(self, x: T) -> T:
         """Move a tree of arrays as planned, without planning again.

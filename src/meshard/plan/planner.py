@@ -31,6 +31,7 @@ from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 from meshard.plan.routes.relay import chained, striped
 from meshard.plan.routes.two_phase import candidates
+from meshard.plan.show.progress import telling
 from meshard.tuning import (
     DETOUR_GAIN,
     LINK_BANDWIDTH,
@@ -263,15 +264,18 @@ def make_plan(
     known = cache if cache is not None else PlanCache()
     choices: dict[Hashable, Choice] = {}
     alike = _alike_together(leaves, options.donate)
-    for leaf, more in zip(leaves, alike, strict=True):
-        key = (leaf.source, leaf.destination, leaf.itemsize)
-        found = choices.get(key)
-        if found is None:
-            make = functools.partial(_choice, leaf, options, more)
-            found = known.find(leaf, (options, more), make)
-            choices[key] = replace(found, count=1)
-        else:
-            choices[key] = replace(found, count=found.count + 1)
+    with telling(None if len(leaves) > 1 else False, "planning", unit="arrays") as tell:
+        for number, (leaf, more) in enumerate(zip(leaves, alike, strict=True)):
+            key = (leaf.source, leaf.destination, leaf.itemsize)
+            found = choices.get(key)
+            if found is None:
+                make = functools.partial(_choice, leaf, options, more)
+                found = known.find(leaf, (options, more), make)
+                choices[key] = replace(found, count=1)
+            else:
+                choices[key] = replace(found, count=found.count + 1)
+            if tell is not None:
+                tell(number + 1, len(leaves))
     make_one = functools.partial(
         Plan,
         tuple(leaves),

@@ -26,13 +26,30 @@ def _platform(backend: str | None, what: str) -> None:
 
 
 def devices(backend: str | None = None) -> list[Device]:
-    """Return all devices of all processes, grouped by process."""
+    """Return all devices of all processes, grouped by process.
+
+    They are made at the first use, as many as the setting ``num_devices`` says, and stay.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> meshard.devices()[:2]
+    [CpuDevice(id=0), CpuDevice(id=1)]
+    """
     _platform(backend, "devices")
     return list(current().devices)
 
 
 def local_devices(process_index: int | None = None, backend: str | None = None) -> list[Device]:
-    """Return the devices of one process, this one by default."""
+    """Return the devices of one process, this one by default.
+
+    Raises:
+        ArgumentError: if there is no such process.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> meshard.local_devices() == meshard.devices()  # in a program of one process
+    True
+    """
     _platform(backend, "local_devices")
     world = current()
     if process_index is None:
@@ -47,17 +64,35 @@ def local_devices(process_index: int | None = None, backend: str | None = None) 
 
 
 def device_count(backend: str | None = None) -> int:
-    """Return the number of devices of all processes."""
+    """Return the number of devices of all processes.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> meshard.device_count()
+    8
+    """
     return len(devices(backend))
 
 
 def local_device_count(backend: str | None = None) -> int:
-    """Return the number of this process's devices."""
+    """Return the number of this process's devices.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> meshard.local_device_count()
+    8
+    """
     return len(local_devices(backend=backend))
 
 
 def process_index(backend: str | None = None) -> int:
-    """Return this process's number."""
+    """Return this process's number, from 0; numbers are those of MPI's ranks.
+
+    >>> import meshard
+    >>> from meshard.testing import simulate
+    >>> simulate(3, 1, meshard.process_index)
+    [0, 1, 2]
+    """
     _platform(backend, "process_index")
     return current().process_index
 
@@ -67,6 +102,11 @@ def process_count(backend: str | None = None) -> int:
 
     It may be asked before ``num_devices`` is set, as in
     ``config.update("num_devices", 8 // process_count())``.
+
+    >>> import meshard
+    >>> from meshard.testing import simulate
+    >>> simulate(2, 4, lambda: (meshard.process_count(), meshard.device_count()))
+    [(2, 8), (2, 8)]
     """
     _platform(backend, "process_count")
     return count_processes()
@@ -92,6 +132,7 @@ def create_device_mesh(
         ArgumentError: if there are more or fewer devices than the shape holds.
 
     >>> import meshard
+    >>> from meshard.experimental.mesh_utils import create_device_mesh
     >>> create_device_mesh((1, 1), meshard.devices()[:1]).shape
     (1, 1)
     """

@@ -24,7 +24,7 @@ def register_pytree_node(
     flatten_func: Callable[[Any], tuple[Any, ...]],
     unflatten_func: Callable[[Any, Any], Any],
 ) -> None:
-    """Make instances of a class containers in trees.
+    """Make trees treat instances of a class as containers.
 
     Args:
         nodetype: the class.
@@ -38,6 +38,7 @@ def register_pytree_node(
         ArgumentError: if the class is already registered.
 
     >>> import meshard
+    >>> from meshard.tree import register_pytree_node
     >>> class Pair:
     ...     def __init__(self, a, b):
     ...         self.a, self.b = a, b
@@ -59,13 +60,29 @@ def register_pytree_node(
 
 
 def register_pytree_node_class(cls: Class) -> Class:
-    """Make instances of a class with ``tree_flatten`` and ``tree_unflatten`` containers in trees.
+    """Make trees treat instances of a class with its own flattening methods as containers.
 
     A decorator. ``tree_flatten(self)`` returns the children and the other data, and the class
     method ``tree_unflatten(cls, aux, children)`` makes an instance of them.
 
     Raises:
         ArgumentError: if the class lacks one of the two, or is already registered.
+
+    >>> from meshard import tree
+    >>> @tree.register_pytree_node_class
+    ... class Layer:
+    ...     def __init__(self, w, name):
+    ...         self.w, self.name = w, name
+    ...
+    ...     def tree_flatten(self):
+    ...         return (self.w,), self.name
+    ...
+    ...     @classmethod
+    ...     def tree_unflatten(cls, name, children):
+    ...         return cls(*children, name)
+    >>> doubled = tree.map(lambda w: 2 * w, Layer(3, "first"))
+    >>> doubled.w, doubled.name
+    (6, 'first')
     """
     instance_of(cls, type, "tree.register_pytree_node_class", "cls")
     for name in ("tree_flatten", "tree_unflatten"):
@@ -82,7 +99,7 @@ def register_dataclass(
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
 ) -> Class:
-    """Make instances of a dataclass containers in trees.
+    """Make trees treat instances of a dataclass as containers.
 
     Args:
         nodetype: the class.
@@ -96,6 +113,7 @@ def register_dataclass(
             fields from which an instance is made.
 
     >>> import dataclasses, meshard
+    >>> from meshard.tree import register_dataclass
     >>> @register_dataclass
     ... @dataclasses.dataclass
     ... class Layer:

@@ -30,7 +30,8 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) ->
         TreeError: if the first tree is not a prefix of another, or a tree contains itself.
         ArgumentError: if ``f`` is not a function.
 
-    >>> map(lambda a, b: a + b, {"x": 1}, {"x": 2})
+    >>> from meshard import tree
+    >>> tree.map(lambda a, b: a + b, {"x": 1}, {"x": 2})
     {'x': 3}
     """
     function_of(f, "tree.map", "f", _ORDER)
@@ -82,7 +83,12 @@ _LONGEST = 400
 
 
 def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
-    """Return the tree with a function applied to each leaf's path and value."""
+    """Return the tree with a function applied to each leaf's path and value.
+
+    >>> from meshard import tree
+    >>> tree.map_with_path(lambda path, leaf: (path, leaf), {"x": [3, 4]})
+    {'x': [(('x', 0), 3), (('x', 1), 4)]}
+    """
     function_of(f, "tree.map_with_path", "f", _ORDER)
     pairs, treedef = flatten_with_path(tree, is_leaf)
     paths, first = [path for path, _ in pairs], [leaf for _, leaf in pairs]
@@ -91,7 +97,12 @@ def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf 
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
-    """Return the leaves in order."""
+    """Return the leaves in order; None is not a leaf.
+
+    >>> from meshard import tree
+    >>> tree.leaves({"b": [1, None, 2], "a": 0})
+    [0, 1, 2]
+    """
     return flatten(tree, is_leaf)[0]
 
 
@@ -104,6 +115,11 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTree
 
     Raises:
         TreeError: if the tree contains itself.
+
+    >>> from meshard import tree
+    >>> leaves, structure = tree.flatten({"w": [1, 2], "b": 3})
+    >>> leaves, tree.unflatten(structure, [30, 10, 20])
+    ([3, 1, 2], {'w': [10, 20], 'b': 30})
     """
     if is_leaf is not None:
         is_leaf = _asked(is_leaf)
@@ -157,6 +173,7 @@ def flatten_with_path(
 
     A path is the tuple of keys, positions and names that lead to the leaf.
 
+    >>> from meshard.tree import flatten_with_path
     >>> flatten_with_path({"x": [3, 4]})[0]
     [(('x', 0), 3), (('x', 1), 4)]
     """
@@ -170,7 +187,12 @@ def flatten_with_path(
 
 
 def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return pairs of path and leaf in order."""
+    """Return pairs of path and leaf in order.
+
+    >>> from meshard import tree
+    >>> tree.leaves_with_path({"x": [3, 4]})
+    [(('x', 0), 3), (('x', 1), 4)]
+    """
     return flatten_with_path(tree, is_leaf)[0]
 
 
@@ -180,6 +202,7 @@ def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
     Raises:
         TreeError: if it is not a prefix.
 
+    >>> from meshard.tree import broadcast
     >>> broadcast({"x": 1, "y": 2}, {"x": [0, 0], "y": 0})
     {'x': [1, 1], 'y': 2}
     """
@@ -210,6 +233,10 @@ def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
     Raises:
         TreeError: if there are too many or too few.
         ArgumentError: if ``treedef`` is not a structure.
+
+    >>> from meshard import tree
+    >>> tree.unflatten(tree.structure({"x": 0, "y": (0, 0)}), [1, 2, 3])
+    {'x': 1, 'y': (2, 3)}
     """
     _structure(treedef, "tree.unflatten", "treedef")
     given = list(leaves) if type(leaves) in (list, tuple, builtins.map) else _listed(leaves)
@@ -229,7 +256,12 @@ def _structure(given: Any, what: str, name: str) -> None:
 
 
 def structure(tree: Any, is_leaf: IsLeaf = None) -> optree.PyTreeSpec:
-    """Return the structure of a tree."""
+    """Return the structure of a tree.
+
+    >>> from meshard import tree
+    >>> tree.structure({"x": 1}) == tree.structure({"x": 2}), tree.structure([1, 2]).num_leaves
+    (True, 2)
+    """
     return flatten(tree, is_leaf)[1]
 
 
@@ -241,6 +273,7 @@ def reduce(
     Raises:
         TreeError: if there are no leaves and no ``initializer``.
 
+    >>> from meshard.tree import reduce
     >>> reduce(lambda a, b: a + b, {"x": 1, "y": [2, 3]}, 10)
     16
     """
@@ -258,6 +291,10 @@ def all(tree: Any, *, is_leaf: IsLeaf = None) -> bool:
 
     Raises:
         TreeError: if a leaf is neither true nor false, such as an array of several elements.
+
+    >>> from meshard import tree
+    >>> tree.all({"a": True, "b": [1, 0]})
+    False
     """
     return builtins.all(builtins.map(_is_true, leaves(tree, is_leaf)))
 
@@ -284,6 +321,7 @@ def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: A
         TreeError: if the tree does not have these structures.
         ArgumentError: if ``outer`` or ``inner`` is not a structure.
 
+    >>> from meshard.tree import structure, transpose
     >>> transpose(structure([0, 0]), structure({"x": 0}), [{"x": 1}, {"x": 2}])
     {'x': [1, 2]}
     """

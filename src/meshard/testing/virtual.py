@@ -19,6 +19,7 @@ def virtual_devices(count: int, devices_per_process: int | None = None) -> list[
     Raises:
         ArgumentError: if a number is less than one, or there are more devices than memory.
 
+    >>> from meshard.testing import virtual_devices
     >>> virtual_devices(2)
     [VirtualDevice(id=0), VirtualDevice(id=1)]
     >>> [d.process_index for d in virtual_devices(5, devices_per_process=2)]

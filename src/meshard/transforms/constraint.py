@@ -46,7 +46,8 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
         ShardingError: if an array cannot be laid out so, or no axis is automatic in this body.
         SpecError: if a spec names an axis that the body runs along.
 
-    >>> import meshard, numpy as np
+    >>> import numpy as np, meshard
+    >>> from meshard.lax import with_sharding_constraint
     >>> mesh = meshard.make_mesh((1,), ("i",))
     >>> x = with_sharding_constraint(np.arange(4), meshard.NamedSharding(mesh, meshard.P("i")))
     >>> x.sharding.spec

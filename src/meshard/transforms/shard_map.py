@@ -157,11 +157,16 @@ def shard_map(
     ``jax.shard_map``.
 
     >>> import meshard, numpy as np
-    >>> from meshard.sharding import P
-    >>> mesh = meshard.make_mesh((1,), ("i",))
-    >>> double = shard_map(lambda x: 2 * x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    >>> double(np.arange(4)).tolist()
-    [0, 2, 4, 6]
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> def share(tile):
+    ...     print("local shape:", tile.shape)
+    ...     return tile / lax.psum(tile.sum(), "i")
+    >>> f = meshard.shard_map(share, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    >>> f(np.asarray([1.0, 2.0, 3.0, 4.0])).tolist()
+    local shape: (1,)
+    [0.1, 0.2, 0.3, 0.4]
     """
     check = flag_of(check_vma, "shard_map", "check_vma")
     if check_rep is not None:

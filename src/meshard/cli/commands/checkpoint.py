@@ -62,7 +62,7 @@ def list_(path: Path, as_json: bool) -> int:
     notes = [f"left by a killed save: {name}" for name in left]
     notes += ["`meshard checkpoint clean` removes what is left"] * bool(left)
     if rows:
-        print_table(Table(("step", "tensors", "bytes", ""), rows, ">>><", notes))
+        print_table(Table(("step", "tensors", "bytes", ""), rows, ">>>~", notes))
     else:
         print_text("\n".join([f"{path} has no complete step", *notes]))
     return DAMAGED if damaged else DONE

@@ -38,6 +38,6 @@ def command(run: bool, as_json: bool) -> int:
         rows += [("", "", f"-> {line}") for line in x.fix.splitlines()]
     warnings = sum(x.status == "warn" for x in findings)
     note = f"{wrong} wrong, {warnings} warning{'s' * (warnings != 1)}"
-    colors = {"ok": "green", "warn": "yellow", "wrong": "bold red"}
-    print_table(Table((), rows, "<<<", ("", note)), colors)
+    colors = {"ok": "green", "warn": "yellow", "wrong": "red"}
+    print_table(Table((), rows, "<<~", ("", note)), colors)
     return FAILED if wrong else DONE

@@ -13,7 +13,8 @@ from click.shell_completion import CompletionItem
 
 from meshard.cli.arguments import Command, positive
 from meshard.cli.errors import CommandError
-from meshard.cli.output import as_json, is_terminal, print_json, print_table, print_text
+from meshard.cli.output import as_json, print_json, print_table, print_text
+from meshard.plan.show.terminal import has_colors
 
 _HELP = """\
 List the examples that are installed; print one, run it, or copy it.
@@ -74,7 +75,7 @@ def command(
         from meshard.plan.show.report import Table
 
         rows = [(n, about(path)) for n, path in chosen.items()]
-        print_table(Table(("example", "what it computes"), rows, "<<"))
+        print_table(Table(("example", "what it computes"), rows, "<~"))
     else:
         _print(chosen[name])
     return None
@@ -118,7 +119,7 @@ def _copy(chosen: dict[str, Path], folder: Path) -> None:
 def _print(path: Path) -> None:
     """Print a source, in colour on a terminal."""
     text = path.read_text(encoding="utf-8").rstrip("\n")
-    if not is_terminal():
+    if not has_colors():
         print_text(text)
         return
     from rich.console import Console

@@ -144,8 +144,9 @@ def _print(found: Metadata, rows: Sequence[_Row], limit: int) -> None:
     ]
     rest = rows[limit:]
     note = f"and {len(rest):,} more, {amount_text(sum(r.nbytes for r in rest))} bytes"
-    align = "<<>>" + "<" * (len(head) - 4)
-    print_table(Table(head, cells, align, [note] * bool(rest)))
+    align = "~<>>" + "<" * (not one) + "~" * laid
+    spare = ("pieces", "file", "layout")
+    print_table(Table(head, cells, align, [note] * bool(rest), spare=spare))
 
 
 def _files(files: Sequence[str]) -> str:

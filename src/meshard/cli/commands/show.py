@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, final
 
 import click
 
 from meshard.cli.arguments import Command, gathered
-from meshard.cli.output import WIDTH, as_json, is_terminal, print_json, save
+from meshard.cli.output import as_json, print_json, save
 from meshard.cli.written.notation import (
     WrittenMesh,
     WrittenSpec,
@@ -68,6 +67,7 @@ def command(given: _Options) -> None:
     """Draw a layout."""
     from meshard import debug
     from meshard.plan.show.page import Markup, fragment, whole_page
+    from meshard.plan.show.terminal import line_width
 
     shape = given.shape
     sharding = given.spec.over(
@@ -83,8 +83,7 @@ def command(given: _Options) -> None:
     if given.as_json:
         print_json(_facts(shape, sharding))
     elif given.svg is None and given.html is None:
-        width = get_terminal_size().columns if is_terminal() else WIDTH
-        debug.visualize_sharding(shape, sharding, max_width=width)
+        debug.visualize_sharding(shape, sharding, max_width=line_width())
 
 
 def _facts(shape: tuple[int, ...], sharding: NamedSharding) -> dict[str, object]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 import click
 
 from meshard.cli.arguments import Command
 from meshard.cli.errors import DAMAGED, DONE, FAILED
-from meshard.cli.output import as_json, print_json, print_text, progress, warn
+from meshard.cli.output import as_json, print_json, print_text, warn
 from meshard.errors import CorruptFileError, MissingFileError
+from meshard.plan.show.progress import adding, telling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from meshard.algebra.box import Box
-    from meshard.runtime.types import Block
     from meshard.runtime.world import RuntimeWorld
-    from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored
+    from meshard.weights.catalogue.stored import Catalogue
 
 _HELP = """\
 Read a checkpoint, or files that meshard has written, and compare all of it with
@@ -80,39 +78,17 @@ def _unchecked(catalogue: Catalogue) -> list[str]:
 
 def _checked(catalogue: Catalogue, world: RuntimeWorld) -> tuple[int, list[str]]:
     """Return how many bytes were compared, and what is damaged, on all processes the same."""
-    from meshard.weights.catalogue.verify import verify
+    from meshard.weights.catalogue.verify import checked_bytes, verify
 
     index, count = world.process_index, world.process_count
-    total = sum(
-        piece.box.volume * tensor.dtype.itemsize
-        for tensor in catalogue.tensors.values()
-        for piece in tensor.pieces
-        if piece.checksum is not None
-    )
-    with progress(total // count, "verifying") as told:
-        counted = replace(catalogue, reader=_Counting(catalogue.reader, told))
-        found = [str(x) for x in verify(counted, index, count) if x.tensor is not None]
+    total = checked_bytes(catalogue)
+    with telling(None, "verifying", first=index == 0) as tell:
+        told = adding(tell, total // count)
+        found = [str(x) for x in verify(catalogue, index, count, told) if x.tensor is not None]
     if count > 1:
         parts = world.transport.all_gather(found, range(count))
         found = sorted({text for part in parts if isinstance(part, list) for text in part})
     return total, found
-
-
-@final
-class _Counting:
-    """A reader that tells how many bytes it has read."""
-
-    def __init__(self, reader: Reader, told: Callable[[int], None]) -> None:
-        self._reader, self._told = reader, told
-
-    def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
-        """Fill an array, as the reader does."""
-        self._reader.read(tensor, piece, box, out)
-        self._told(out.nbytes)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._reader.close()
 
 
 def _tell(path: Path, checked: int, damage: Sequence[str], unchecked: Sequence[str]) -> None:

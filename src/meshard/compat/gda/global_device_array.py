@@ -57,7 +57,8 @@ class GlobalDeviceArray(ArrayHolder):
         ArgumentError: if an argument has the wrong type, or ``dtype`` is needed and not given.
         DeletedArrayError: if a buffer was deleted.
 
-    >>> import meshard
+    >>> import numpy as np, meshard
+    >>> from meshard.gda import GlobalDeviceArray
     >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
     >>> buffers = [meshard.device_put(np.ones((2, 3)), d) for d in mesh.local_devices]
     >>> whole = GlobalDeviceArray((2 * mesh.size, 3), mesh, meshard.P("x"), buffers)

@@ -127,6 +127,7 @@ def get_shard_indices(
         IndivisibleError: if a dim does not divide by its axes.
 
     >>> import meshard
+    >>> from meshard.gda import get_shard_indices
     >>> first = meshard.devices()[0]
     >>> get_shard_indices((8, 2), meshard.make_mesh((1,), ("x",)), ["x"])[first]
     (slice(None, None, None), slice(None, None, None))
@@ -147,6 +148,7 @@ def get_shard_indices_replica_ids(
         arguments.
 
     >>> import meshard
+    >>> from meshard.gda import get_shard_indices_replica_ids
     >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
     >>> places = get_shard_indices_replica_ids((3,), mesh, meshard.P())
     >>> [replica_id for _, replica_id in places.values()] == list(range(mesh.size))
@@ -162,6 +164,7 @@ def get_shard_shape(
     """Return the shape that every shard has. Arguments and refusals: see `get_shard_indices`.
 
     >>> import meshard
+    >>> from meshard.gda import get_shard_shape
     >>> mesh = meshard.make_mesh((meshard.device_count(),), ("x",))
     >>> get_shard_shape((3 * mesh.size, 2), mesh, ["x"])
     (3, 2)

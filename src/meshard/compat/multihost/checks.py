@@ -47,6 +47,7 @@ def sync_global_devices(name: str) -> None:
         UnequalError: if the processes wait at places of different names.
         ArgumentError: if the name is not a string.
 
+    >>> from meshard.multihost_utils import sync_global_devices
     >>> sync_global_devices("the data is loaded")
     """
     what, world = "sync_global_devices", here()
@@ -74,6 +75,8 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
             processes raise it, and it names the leaf and the processes that differ from most.
         DtypeError: if a leaf holds neither numbers nor strings.
 
+    >>> import numpy as np
+    >>> from meshard.multihost_utils import assert_equal
     >>> assert_equal({"step": 3, "rates": np.full(2, 0.1)}, "the states have diverged")
     """
     what, world = "assert_equal", here()

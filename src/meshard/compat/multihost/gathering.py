@@ -51,6 +51,7 @@ def process_allgather(in_tree: Any, tiled: bool = False) -> Any:
         DtypeError: if a leaf does not hold numbers.
 
     >>> import numpy as np, meshard
+    >>> from meshard.multihost_utils import process_allgather
     >>> process_allgather(np.arange(3)).shape == (meshard.process_count(), 3)
     True
     """
@@ -84,6 +85,7 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
         ShapeError: if a leaf's shape or dtype differs between processes.
         ShardingError: if a leaf spans processes, as it is then already the same on all of them.
 
+    >>> from meshard.multihost_utils import broadcast_one_to_all
     >>> broadcast_one_to_all({"seed": 7})
     {'seed': array(7)}
     """
@@ -134,6 +136,8 @@ def gather(x: Any, root: int = 0) -> Any:
         TreeError: if the trees of the processes differ.
 
     >>> import numpy as np, meshard
+    >>> from meshard import NamedSharding
+    >>> from meshard.multihost_utils import gather
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = meshard.device_put(np.arange(mesh.size), NamedSharding(mesh, meshard.P("x")))
     >>> value = gather(x)

@@ -64,6 +64,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
         ShapeError: if the local shapes of the processes make different global ones.
 
     >>> import numpy as np, meshard
+    >>> from meshard.multihost_utils import host_local_array_to_global_array
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> local = np.arange(2 * len(meshard.local_devices()))
     >>> host_local_array_to_global_array(local, mesh, meshard.P("x")).size == 2 * mesh.size
@@ -113,6 +114,10 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
         IndivisibleError: if an array's dim does not divide by its shards.
 
     >>> import numpy as np, meshard
+    >>> from meshard.multihost_utils import (
+    ...     global_array_to_host_local_array,
+    ...     host_local_array_to_global_array,
+    ... )
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> x = host_local_array_to_global_array(np.arange(3), mesh, meshard.P())
     >>> global_array_to_host_local_array(x, mesh, meshard.P()).shape

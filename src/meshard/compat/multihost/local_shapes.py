@@ -44,6 +44,8 @@ def local_to_global_shape(sharding: Sharding, local_shape: Sequence[int]) -> tup
             boxes.
 
     >>> import numpy as np, meshard
+    >>> from meshard.multihost_utils import local_to_global_shape
+    >>> from meshard import NamedSharding
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> local_to_global_shape(NamedSharding(mesh, meshard.P("x")), (16, 3))
     (16, 3)
@@ -107,6 +109,8 @@ def global_to_local_shape(
         ShardingError: if this process has no device of it, or the shape cannot be laid out so.
 
     >>> import numpy as np, meshard
+    >>> from meshard.multihost_utils import global_to_local_shape
+    >>> from meshard import NamedSharding
     >>> mesh = meshard.make_mesh((len(meshard.devices()),), ("x",))
     >>> global_to_local_shape(NamedSharding(mesh, meshard.P(None, "x")), (3, 16 * mesh.size)) == (
     ...     3,

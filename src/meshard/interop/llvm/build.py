@@ -16,30 +16,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, final
 
 import llvmlite
 import llvmlite.binding as llvm
 
-from meshard.ops.fused.compilers import CACHE_DIR
+from meshard.ops.fused.compilers import cache_folder
 from meshard.plan.file.files import write_bytes
 
 _FORMAT = b"meshard 2\n"
 _PATIENCE, _PAUSE = 2.0, 2e-3
 """Seconds to wait for another process that compiles the same, and between two looks."""
 _DIGEST = hashlib.sha256().digest_size
-
-
-def cache_folder() -> Path | None:
-    """Return the folder of compiled programs; None if there is no place for it."""
-    if CACHE_DIR.value is not None:
-        return Path(CACHE_DIR.value)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "meshard"
-    except RuntimeError:
-        return None
 
 
 @final

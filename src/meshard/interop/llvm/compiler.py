@@ -288,14 +288,11 @@ class Program:
         groups: dict[Key, list[int]] = {}
         for number, key in enumerate(keys):
             groups.setdefault(key, []).append(number)
-        ready = {key: self._known.get(key) or self._begin(key) for key in groups}
-        found: list[list[Block]] = [[] for _ in cells]
-        if not _may_be_silent():
+        ready = _all_ready([self._known.get(key) or self._begin(key) for key in groups])
+        if ready is None or not _may_be_silent():
             return None
-        for key, numbers in groups.items():
-            program = ready[key]
-            if isinstance(program, str):
-                return None
+        found: list[list[Block]] = [[] for _ in cells]
+        for program, numbers in zip(ready, groups.values(), strict=True):
             try:
                 own, over = [cells[n] for n in numbers], [free[n] for n in numbers]
                 given = _run(program, world, own, over)
@@ -338,6 +335,12 @@ class Program:
             self._known[key] = _ready(prepared)
         except (RuntimeError, OSError) as error:  # as LLVM tells of what it cannot do
             self._known[key] = f"LLVM: {type(error).__name__}: {error}"
+
+
+def _all_ready(programs: Sequence[_Ready | str]) -> list[_Ready] | None:
+    """Return the programs if each can run: those that do may write over what NumPy would read."""
+    ready = [program for program in programs if isinstance(program, _Ready)]
+    return ready if len(ready) == len(programs) else None
 
 
 _SOON = "it is being compiled"

@@ -308,6 +308,10 @@ def full_like(
         shape: another shape. The result is on the same devices, split alike if it has as many
             dims and they can be divided so; otherwise it is whole on each device.
         device: a Sharding or Device for the result instead.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.full_like(mnp.arange(3), 7).tolist()
+    [7, 7, 7]
     """
     x = as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
@@ -359,7 +363,12 @@ def zeros_like(
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
-    """Make an array of zeros with the shape, dtype and sharding of another."""
+    """Make an array of zeros with the shape, dtype and sharding of another.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.zeros_like(mnp.ones(2)).tolist()
+    [0.0, 0.0]
+    """
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
@@ -371,7 +380,12 @@ def ones_like(
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
-    """Make an array of ones with the shape, dtype and sharding of another."""
+    """Make an array of ones with the shape, dtype and sharding of another.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.ones_like(mnp.arange(2)).tolist()
+    [1, 1]
+    """
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
@@ -383,7 +397,12 @@ def empty_like(
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
-    """Make an array of zeros with the shape, dtype and sharding of another."""
+    """Make an array of zeros with the shape, dtype and sharding of another.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.empty_like(mnp.ones((2, 3))).shape
+    (2, 3)
+    """
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
@@ -730,7 +749,12 @@ def eye(
 
 @checked
 def identity(n: int, dtype: DtypeLike = None) -> Array:
-    """Make an identity matrix."""
+    """Make an identity matrix.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.identity(2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
     return eye(n, dtype=dtype)
 
 

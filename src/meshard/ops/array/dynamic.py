@@ -167,6 +167,7 @@ def dynamic_slice(
         IndexingError: if a Python integer is negative, and that is not allowed.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_slice
     >>> dynamic_slice(mnp.arange(5), (3,), (3,)).tolist()
     [2, 3, 4]
     """
@@ -208,6 +209,7 @@ def dynamic_update_slice(
         ShapeError: if the update is larger than the array.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_update_slice
     >>> dynamic_update_slice(mnp.zeros(4, int), mnp.asarray([7, 8]), (1,)).tolist()
     [0, 7, 8, 0]
     """
@@ -241,9 +243,10 @@ def dynamic_slice_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """Return a slice of fixed size along one dim; as `dynamic_slice`, the other dims whole.
+    """Return a slice of fixed size along one dim, as `dynamic_slice` does; other dims stay whole.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_slice_in_dim
     >>> dynamic_slice_in_dim(mnp.arange(5), 1, 2).tolist()
     [1, 2]
     """
@@ -265,6 +268,7 @@ def dynamic_index_in_dim(
     """Return the elements at one place along a dim, which stays with size one, or goes.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_index_in_dim
     >>> dynamic_index_in_dim(mnp.arange(5), 3).tolist()
     [3]
     """
@@ -286,6 +290,7 @@ def dynamic_update_slice_in_dim(
     """Return a copy with another array laid over it from a place along one dim on.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_update_slice_in_dim
     >>> dynamic_update_slice_in_dim(mnp.zeros(4, int), mnp.asarray([7, 8]), 2, 0).tolist()
     [0, 0, 7, 8]
     """
@@ -313,6 +318,7 @@ def dynamic_update_index_in_dim(
         allow_negative_indices: as of `dynamic_slice`.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import dynamic_update_index_in_dim
     >>> dynamic_update_index_in_dim(mnp.zeros(3, int), 9, 1, 0).tolist()
     [0, 9, 0]
     """

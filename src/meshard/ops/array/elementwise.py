@@ -46,7 +46,7 @@ def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) ->
     register(Op(name, rule, kernel, outputs=outputs, style=style, alike=int(chooses)))
 
 
-def _finish(function: F, name: str, text: str, example: str) -> F:
+def _finish(function: F, name: str, text: str, operands: str, kind: str = "float") -> F:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""{text}
 
@@ -57,8 +57,11 @@ def _finish(function: F, name: str, text: str, example: str) -> F:
         ShapeError: if the shapes do not broadcast.
         DtypeError: if an operand is not an array, or has a dtype that this cannot take.
 
-    >>> import meshard.numpy as mnp
-    >>> {example}
+    >>> import meshard, meshard.numpy as mnp
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((1,), ("x",)), meshard.P("x"))
+    >>> x = mnp.ones(2, dtype={kind}, device=rows)
+    >>> mnp.{name}({operands}).sharding.spec
+    P('x',)
     """
     return function
 
@@ -69,7 +72,7 @@ def _unary(name: str, kernel: Callable[..., Any], text: str) -> Unary:
     def function(x: ArrayLike, /) -> Array:
         return bind(name, x)
 
-    return _finish(function, name, text, f"mnp.{name}(mnp.ones(2)).shape\n    (2,)")
+    return _finish(function, name, text, "x")
 
 
 def _unary_integer(name: str, kernel: Callable[..., Any], text: str) -> Unary:
@@ -78,8 +81,7 @@ def _unary_integer(name: str, kernel: Callable[..., Any], text: str) -> Unary:
     def function(x: ArrayLike, /) -> Array:
         return bind(name, x)
 
-    example = f"mnp.{name}(mnp.ones(2, dtype=int)).shape\n    (2,)"
-    return _finish(function, name, text, example)
+    return _finish(function, name, text, "x", "int")
 
 
 def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float") -> Binary:
@@ -88,8 +90,7 @@ def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float
     def function(x1: ArrayLike, x2: ArrayLike, /) -> Array:
         return bind(name, x1, x2)
 
-    example = f"mnp.{name}(mnp.ones(2, dtype={kind}), mnp.ones(2, dtype={kind})).shape\n    (2,)"
-    return _finish(function, name, text, example)
+    return _finish(function, name, text, "x, x", kind)
 
 
 def _special(name: str) -> Callable[..., Any]:
@@ -351,28 +352,53 @@ def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:
 
 
 def modf(x: ArrayLike, /) -> tuple[Array, Array]:
-    """Return the fractions and the whole parts."""
+    """Return the fractions and the whole parts.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.tolist() for part in mnp.modf(mnp.asarray([1.5, -2.25]))]
+    [[0.5, -0.25], [1.0, -2.0]]
+    """
     return bind("modf", x)
 
 
 def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
-    """Return mantissas and exponents of two."""
+    """Return mantissas and exponents of two.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.tolist() for part in mnp.frexp(mnp.asarray([3.0, 8.0]))]
+    [[0.75, 0.5], [2, 4]]
+    """
     return bind("frexp", x)
 
 
 def real(x: ArrayLike, /) -> Array:
-    """Return the real parts."""
+    """Return the real parts.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.real(mnp.asarray([1 + 2j, 3.0])).tolist()
+    [1.0, 3.0]
+    """
     return bind("real", x)
 
 
 def imag(x: ArrayLike, /) -> Array:
-    """Return the imaginary parts; zeros for real elements."""
+    """Return the imaginary parts; zeros for real elements.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.imag(mnp.asarray([1 + 2j, 3.0])).tolist()
+    [2.0, 0.0]
+    """
     return bind("imag", x)
 
 
 @checked
 def round(x: ArrayLike, /, decimals: int = 0) -> Array:
-    """Return the elements rounded to a number of decimals, halves to even."""
+    """Return the elements rounded to a number of decimals, halves to even.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.round(mnp.asarray([1.25, 2.75]), 1).tolist()
+    [1.2, 2.8]
+    """
     return bind("round", x, decimals=int(decimals))
 
 

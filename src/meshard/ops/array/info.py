@@ -123,7 +123,7 @@ def promote_types(type1: DtypeLike, type2: DtypeLike) -> np.dtype[Any]:
 
 @checked
 def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
-    """Return whether a dtype, or that of an array, can be converted to another by a law.
+    """Return whether a dtype, or that of an array, can be cast to another by a casting rule.
 
     >>> import meshard.numpy as mnp
     >>> mnp.can_cast(mnp.int32, mnp.float64), mnp.can_cast(mnp.float64, mnp.float32)
@@ -135,13 +135,23 @@ def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
 
 
 def finfo(type: DTypeLike | ArrayLike, /) -> np.finfo[Any]:
-    """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on."""
+    """Return the limits of a float dtype, or of that of an array: ``eps``, ``max`` and so on.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.finfo("float32").eps)
+    1.1920928955078125e-07
+    """
     with _refusing("finfo", "type", type):
         return _finfo(_dtype(type))
 
 
 def iinfo(type: DTypeLike | ArrayLike, /) -> ml_dtypes.iinfo:
-    """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``."""
+    """Return the limits of an integer dtype, or of that of an array: ``min`` and ``max``.
+
+    >>> import meshard.numpy as mnp
+    >>> int(mnp.iinfo("int8").max)
+    127
+    """
     with _refusing("iinfo", "type", type):
         return _iinfo(_dtype(type))
 

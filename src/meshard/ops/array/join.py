@@ -154,14 +154,24 @@ def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
 
 @checked
 def hstack(arrays: Sequence[ArrayLike]) -> Array:
-    """Return arrays joined along the second dim, or the first of one-dim arrays."""
+    """Return arrays joined along the second dim, or the first of one-dim arrays.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.hstack([mnp.arange(2), mnp.arange(3)]).tolist()
+    [0, 1, 0, 1, 2]
+    """
     values = [atleast_1d(a) for a in arrays]
     return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
 
 
 @checked
 def vstack(arrays: Sequence[ArrayLike]) -> Array:
-    """Return arrays joined along the first dim, one-dim arrays as rows."""
+    """Return arrays joined along the first dim, one-dim arrays as rows.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.vstack([mnp.arange(2), mnp.arange(2, 4)]).tolist()
+    [[0, 1], [2, 3]]
+    """
     return concatenate([atleast_2d(a) for a in arrays], axis=0)
 
 
@@ -238,6 +248,10 @@ def roll(
 
     Raises:
         ArgumentError: if a dim does not exist, or the numbers of shifts and of dims differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.roll(mnp.arange(4), 1).tolist()
+    [3, 0, 1, 2]
     """
     x = as_array(a)
     if axis is None:
@@ -438,6 +452,10 @@ def repeat(
     Raises:
         ArgumentError: if a number is negative, or their number is not that of the positions.
         ConcretizationError: if the numbers are traced, and no length is given.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.repeat(mnp.asarray([1, 2]), 2).tolist()
+    [1, 1, 2, 2]
     """
     x = as_array(a)
     if axis is None:

@@ -66,6 +66,10 @@ def geomspace(
 
     Raises:
         ArgumentError: if an end is zero.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.geomspace(1.0, 8.0, 4).round(6).tolist()
+    [1.0, 2.0, 4.0, 8.0]
     """
     if is_traced(start, stop):
         way_out = (
@@ -134,33 +138,58 @@ def fromfunction(
 
 @checked
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
-    """Return the positions at and above the diagonal ``k`` of a matrix."""
+    """Return the positions at and above the diagonal ``k`` of a matrix.
+
+    >>> import meshard.numpy as mnp
+    >>> [index.tolist() for index in mnp.triu_indices(2)]
+    [[0, 0, 1], [0, 1, 1]]
+    """
     rows, columns = np.triu_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
 @checked
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, Array]:
-    """Return the positions at and below the diagonal ``k`` of a matrix."""
+    """Return the positions at and below the diagonal ``k`` of a matrix.
+
+    >>> import meshard.numpy as mnp
+    >>> [index.tolist() for index in mnp.tril_indices(2)]
+    [[0, 1, 1], [0, 0, 1]]
+    """
     rows, columns = np.tril_indices(n, k, m)
     return as_array(rows), as_array(columns)
 
 
 @checked
 def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
-    """Return the positions of the main diagonal of an array with equal dims."""
+    """Return the positions of the main diagonal of an array with equal dims.
+
+    >>> import meshard.numpy as mnp
+    >>> [index.tolist() for index in mnp.diag_indices(3)]
+    [[0, 1, 2], [0, 1, 2]]
+    """
     return (arange(n),) * ndim
 
 
 @checked
 def diagflat(v: ArrayLike, k: int = 0) -> Array:
-    """Return a matrix with the flat array on its diagonal ``k``."""
+    """Return a matrix with the flat array on its diagonal ``k``.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.diagflat(mnp.asarray([1, 2])).tolist()
+    [[1, 0], [0, 2]]
+    """
     return diag(reshape(v, (-1,)), k)
 
 
 @checked
 def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
-    """Return the powers of each element as a row, the highest first by default."""
+    """Return the powers of each element as a row, the highest first by default.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.vander(mnp.asarray([1, 2, 3])).tolist()
+    [[1, 1, 1], [4, 2, 1], [9, 3, 1]]
+    """
     value = as_array(x)
     if value.ndim != 1:
         raise ShapeError(f"vander: takes an array of one dim, got shape {value.shape}.")
@@ -176,6 +205,10 @@ def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> t
 
     Raises:
         IndexingError: if a position is outside the shape; a traced one is moved inside.
+
+    >>> import meshard.numpy as mnp
+    >>> [index.tolist() for index in mnp.unravel_index(mnp.asarray([1, 5]), (2, 3))]
+    [[0, 1], [1, 2]]
     """
     flat = as_array(indices)
     volume = math.prod(shape)
@@ -228,18 +261,33 @@ def from_dlpack(x: Any, /, *, device: DeviceLike = None, copy: bool | None = Non
 
 
 def ndim(a: ArrayLike) -> int:
-    """Return the number of dims."""
+    """Return the number of dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.ndim([[1, 2], [3, 4]])
+    2
+    """
     return int(as_array(a).ndim)
 
 
 def shape(a: ArrayLike) -> tuple[int, ...]:
-    """Return the shape."""
+    """Return the shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.shape([[1, 2, 3]])
+    (1, 3)
+    """
     return tuple(as_array(a).shape)
 
 
 @checked
 def size(a: ArrayLike, axis: int | None = None) -> int:
-    """Return the number of elements, or the size of a dim."""
+    """Return the number of elements, or the size of a dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.size(mnp.ones((2, 3)), 1)
+    3
+    """
     x = as_array(a)
     return int(x.size if axis is None else x.shape[normalised_axes(axis, x.ndim, "size")[0]])
 
@@ -249,12 +297,22 @@ def size(a: ArrayLike, axis: int | None = None) -> int:
 
 @checked
 def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
-    """Return an array with others joined at its end, along a dim or flat."""
+    """Return an array with others joined at its end, along a dim or flat.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.append(mnp.arange(3), 5).tolist()
+    [0, 1, 2, 5]
+    """
     return concatenate([arr, values], axis=axis)
 
 
 def atleast_3d(a: ArrayLike) -> Array:
-    """Return the array with at least three dims."""
+    """Return the array with at least three dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.atleast_3d(mnp.ones((2, 3))).shape
+    (2, 3, 1)
+    """
     x = as_array(a)
     if x.ndim >= 3:
         return x
@@ -263,13 +321,23 @@ def atleast_3d(a: ArrayLike) -> Array:
 
 @checked
 def dstack(arrays: Sequence[ArrayLike]) -> Array:
-    """Return arrays joined along the third dim."""
+    """Return arrays joined along the third dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.dstack([mnp.ones((2, 3)), mnp.zeros((2, 3))]).shape
+    (2, 3, 2)
+    """
     return concatenate([atleast_3d(a) for a in arrays], axis=2)
 
 
 @checked
 def column_stack(arrays: Sequence[ArrayLike]) -> Array:
-    """Return arrays joined as columns; those of one dim become columns first."""
+    """Return arrays joined as columns; those of one dim become columns first.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.column_stack([mnp.arange(2), mnp.arange(2, 4)]).tolist()
+    [[0, 2], [1, 3]]
+    """
     values = [atleast_1d(a) for a in arrays]
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
@@ -282,6 +350,10 @@ def array_split(
 
     Raises:
         ArgumentError: if the number of sections is not above zero.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.tolist() for part in mnp.array_split(mnp.arange(5), 2)]
+    [[0, 1, 2], [3, 4]]
     """
     x = as_array(a)
     (dim,) = normalised_axes(axis, x.ndim, "array_split")
@@ -309,7 +381,12 @@ def _split(name: str, a: Any, sections: Any, dim: int) -> list[Any]:
 
 @checked
 def vsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Return the parts of the array along the first of two or more dims."""
+    """Return the parts of the array along the first of two or more dims.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.shape for part in mnp.vsplit(mnp.ones((4, 2)), 2)]
+    [(2, 2), (2, 2)]
+    """
     if as_array(ary).ndim < 2:
         raise ShapeError(f"vsplit: needs at least 2 dims, got shape {as_array(ary).shape}.")
     return _split("vsplit", ary, indices_or_sections, 0)
@@ -317,23 +394,43 @@ def vsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Arr
 
 @checked
 def hsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Return the parts of the array along the second dim, or the first of one-dim arrays."""
+    """Return the parts of the array along the second dim, or the first of one-dim arrays.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.tolist() for part in mnp.hsplit(mnp.arange(4), 2)]
+    [[0, 1], [2, 3]]
+    """
     return _split("hsplit", ary, indices_or_sections, 0 if as_array(ary).ndim == 1 else 1)
 
 
 @checked
 def dsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Array]:
-    """Return the parts of the array along the third dim."""
+    """Return the parts of the array along the third dim.
+
+    >>> import meshard.numpy as mnp
+    >>> [part.shape for part in mnp.dsplit(mnp.ones((2, 2, 4)), 2)]
+    [(2, 2, 2), (2, 2, 2)]
+    """
     return _split("dsplit", ary, indices_or_sections, 2)
 
 
 def flipud(m: ArrayLike) -> Array:
-    """Return the array with its first dim reversed."""
+    """Return the array with its first dim reversed.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.flipud(mnp.asarray([[1, 2], [3, 4]])).tolist()
+    [[3, 4], [1, 2]]
+    """
     return flip(m, 0)
 
 
 def fliplr(m: ArrayLike) -> Array:
-    """Return the array with its second dim reversed."""
+    """Return the array with its second dim reversed.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.fliplr(mnp.asarray([[1, 2], [3, 4]])).tolist()
+    [[2, 1], [4, 3]]
+    """
     return flip(m, 1)
 
 
@@ -343,6 +440,10 @@ def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
 
     Raises:
         ArgumentError: if ``axes`` are not two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.rot90(mnp.asarray([[1, 2], [3, 4]])).tolist()
+    [[2, 4], [1, 3]]
     """
     x = as_array(m)
     dims = [normalised_axes(d, x.ndim, "rot90")[0] for d in axes]

@@ -264,7 +264,12 @@ def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
 
 @checked
 def ravel(a: ArrayLike, order: str = "C") -> Array:
-    """Return the array with one dim."""
+    """Return the array with one dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.ravel(mnp.asarray([[1, 2], [3, 4]])).tolist()
+    [1, 2, 3, 4]
+    """
     return reshape(a, (-1,), order=order) if as_array(a).size else reshape(a, (0,), order=order)
 
 
@@ -328,7 +333,12 @@ def order_of_dims(x: Array) -> tuple[int, ...] | None:
 
 
 def matrix_transpose(x: ArrayLike, /) -> Array:
-    """Return the array with its last two dims exchanged."""
+    """Return the array with its last two dims exchanged.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.matrix_transpose(mnp.ones((4, 2, 3))).shape
+    (4, 3, 2)
+    """
     value = as_array(x)
     if value.ndim < 2:
         raise ShapeError(f"matrix_transpose: needs at least two dims, got shape {value.shape}.")
@@ -460,7 +470,12 @@ def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
-    """Return the shape that several shapes broadcast to."""
+    """Return the shape that several shapes broadcast to.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.broadcast_shapes((2, 1), (3,))
+    (2, 3)
+    """
     given = [shape_of(shape, "broadcast_shapes", "a shape") for shape in shapes]
     try:
         return tuple(int(n) for n in np.broadcast_shapes(*given))
@@ -470,19 +485,34 @@ def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
 
 
 def broadcast_arrays(*args: ArrayLike) -> list[Array]:
-    """Return the arrays broadcast against each other."""
+    """Return the arrays broadcast against each other.
+
+    >>> import meshard.numpy as mnp
+    >>> [x.shape for x in mnp.broadcast_arrays(mnp.ones((2, 1)), mnp.ones(3))]
+    [(2, 3), (2, 3)]
+    """
     arrays = [as_array(a) for a in args]
     shape = broadcast_shapes(*[x.shape for x in arrays])
     return [broadcast_to(x, shape) for x in arrays]
 
 
 def atleast_1d(a: ArrayLike) -> Array:
-    """Return the array with at least one dim."""
+    """Return the array with at least one dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.atleast_1d(mnp.asarray(3)).shape
+    (1,)
+    """
     x = as_array(a)
     return reshape(x, (1,)) if x.ndim == 0 else x
 
 
 def atleast_2d(a: ArrayLike) -> Array:
-    """Return the array with at least two dims."""
+    """Return the array with at least two dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.atleast_2d(mnp.arange(3)).shape
+    (1, 3)
+    """
     x = as_array(a)
     return x if x.ndim >= 2 else reshape(x, (1, x.size))

@@ -170,6 +170,10 @@ def take_along_axis(
         IndexingError: if a position is out of bounds.
         ArgumentError: if the mode is unknown.
         ShapeError: if the ranks differ, or the other dims do not broadcast.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.take_along_axis(mnp.asarray([[10, 30, 20]]), mnp.asarray([[2, 0]]), 1).tolist()
+    [[20, 10]]
     """
     x = as_array(arr)
     if axis is None:

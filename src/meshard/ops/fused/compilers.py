@@ -7,11 +7,13 @@ package or of others, and loaded when they are chosen.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from os.path import isabs
+from pathlib import Path
 from typing import Any, Protocol
 
 from meshard.errors import ConfigError, did_you_mean
@@ -92,6 +94,17 @@ CACHE_DIR: Setting[str | None] = Setting(
     "cache_dir", None, "the absolute path of a folder", _folder
 )
 """Where compiled programs are kept; None for a folder of the user's cache."""
+
+
+def cache_folder() -> Path | None:
+    """Return the folder of compiled programs; None if there is no place for it."""
+    if CACHE_DIR.value is not None:
+        return Path(CACHE_DIR.value)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "meshard"
+    except RuntimeError:
+        return None
 
 
 class Compiler(Protocol):

@@ -299,7 +299,7 @@ def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Array:
     "[5.0, 0.0]",
 )
 def select_n(which: ArrayLike, *cases: Any) -> Array:
-    """Return for each element that of the case which a number, or a bool, names.
+    """Return for each element that of the case that a number or bool selects.
 
     Raises:
         ShapeError: if the shapes differ.

@@ -304,6 +304,10 @@ def tensordot(
     Raises:
         ShapeError: if two dims that go together differ.
         ArgumentError: if ``axes`` names no dims, one twice, or lists that do not pair up.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.tensordot(mnp.ones((2, 3, 4)), mnp.ones((3, 4, 5))).shape
+    (2, 5)
     """
     x, y = as_array(a), as_array(b)
     pairs = _pairs(x, y, axes)
@@ -397,7 +401,12 @@ def outer(a: ArrayLike, b: ArrayLike) -> Array:
 
 
 def vdot(a: ArrayLike, b: ArrayLike) -> Array:
-    """Return the sum of products of all elements, the first conjugated."""
+    """Return the sum of products of all elements, the first conjugated.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.vdot(mnp.asarray([1j, 2.0]), mnp.asarray([1j, 1.0])).item()
+    (3+0j)
+    """
     x, y = as_array(a).reshape(-1), as_array(b).reshape(-1)
     _check_last("vdot", x, y)
     return contract("vdot", _conjugated(x), y, "k, k ->")

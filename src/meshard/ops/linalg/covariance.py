@@ -65,7 +65,12 @@ def _variables(value: Any, rowvar: bool) -> Any:
 
 @checked
 def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Array:
-    """Return the correlation coefficients of variables, given as to `cov`."""
+    """Return the correlation coefficients of variables, given as to `cov`.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.corrcoef(mnp.asarray([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])).round(6).tolist()
+    [[1.0, -1.0], [-1.0, 1.0]]
+    """
     c = cov(x, y, rowvar)
     if not c.ndim:
         return c / c

@@ -84,7 +84,7 @@ def permutation(
     *,
     out_sharding: DeviceLike = None,
 ) -> Array:
-    """Shuffle an array along a dim, or the numbers up to one; all orders are equally likely.
+    """Shuffle an array along a dim, or the integers below a number; all orders are as likely.
 
     Args:
         key: one key, typed or plain.
@@ -133,7 +133,7 @@ def choice(
     axis: int = 0,
     mode: str | None = None,
 ) -> Array:
-    """Draw elements of an array along a dim, or numbers below one.
+    """Draw elements of an array along a dim, or integers below a given one.
 
     Args:
         key: one key, typed or plain.

@@ -158,7 +158,7 @@ def loggamma(
     *,
     out_sharding: DeviceLike = None,
 ) -> None:
-    """Draw logarithms of what `gamma` draws, exact for small ``a`` too, where that is 0."""
+    """Draw logarithms of what `gamma` draws; accurate also where that is 0, for small ``a``."""
 
 
 # All others are computed in float64, and then converted.

@@ -166,6 +166,7 @@ def PRNGKey(seed: ArrayLike, *, impl: Any = None) -> Array:
         DtypeError: if the seed is not an integer.
         ArgumentError: if it is too long, or ``impl`` is unknown.
 
+    >>> from meshard.random import PRNGKey
     >>> PRNGKey(7)
     Array([0, 7], dtype=uint32)
     """
@@ -186,6 +187,7 @@ def key(seed: ArrayLike, *, impl: Any = None, dtype: Any = None) -> Array:
         DtypeError: if the seed is not an integer.
         ArgumentError: if it is too long, or ``impl`` or ``dtype`` is unknown.
 
+    >>> from meshard.random import key
     >>> k = key(7)
     >>> k.shape, k.aval
     ((), key<philox>[])
@@ -203,6 +205,7 @@ def key_dtype(impl: Any = None) -> Dtype:
     Raises:
         ArgumentError: if ``impl`` is unknown.
 
+    >>> from meshard.random import key, key_dtype
     >>> key(0).dtype == key_dtype()
     True
     """
@@ -222,6 +225,8 @@ def wrap_key_data(key_bits_array: ArrayLike, *, impl: Any = None, dtype: Any = N
         DtypeError: if the words are not uint32.
         ShapeError: if the last dim does not have two.
 
+    >>> import numpy as np
+    >>> from meshard.random import wrap_key_data
     >>> wrap_key_data(np.zeros((5, 2), np.uint32)).shape
     (5,)
     """
@@ -240,6 +245,7 @@ def key_data(keys: ArrayLike) -> Array:
     Raises:
         DtypeError: if ``keys`` are not keys.
 
+    >>> from meshard.random import key, key_data
     >>> key_data(key(7)).tolist()
     [0, 7]
     """
@@ -256,6 +262,7 @@ def key_impl(keys: ArrayLike) -> str:
     Raises:
         DtypeError: if ``keys`` are not keys.
 
+    >>> from meshard.random import key, key_impl
     >>> key_impl(key(0))
     'philox4x64'
     """
@@ -272,6 +279,7 @@ def clone(key: ArrayLike) -> Array:
     Raises:
         DtypeError: if they are not keys.
 
+    >>> from meshard.random import clone, key, key_data
     >>> key_data(clone(key(7))).tolist()
     [0, 7]
     """
@@ -416,6 +424,7 @@ def split(key: ArrayLike, num: ShapeLike = 2) -> Array:
         DtypeError: if ``key`` is not a key.
         ShapeError: if there are several, or ``num`` is not a shape.
 
+    >>> from meshard.random import PRNGKey, key, split
     >>> a, b = split(key(0))
     >>> a.shape, split(PRNGKey(0), 3).shape
     ((), (3, 2))
@@ -436,6 +445,7 @@ def fold_in(key: ArrayLike, data: ArrayLike) -> Array:
         DtypeError: if ``key`` is not a key, or ``data`` is not an integer.
         ShapeError: if one of them is several.
 
+    >>> from meshard.random import fold_in, key
     >>> fold_in(key(0), 3).shape
     ()
     """

@@ -97,7 +97,7 @@ def isclose(
 def allclose(
     a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Array:
-    """Return whether two arrays are close everywhere, as by `isclose`: an array without dims.
+    """Return whether two arrays are close everywhere, as `isclose` defines it.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.allclose(mnp.ones(3), 1 + 1e-9))
@@ -108,7 +108,7 @@ def allclose(
 
 @checked
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
-    """Return whether two arrays have one shape and equal elements: an array without dims.
+    """Return whether two arrays have the same shape and equal elements.
 
     >>> import meshard.numpy as mnp
     >>> bool(mnp.array_equal(mnp.zeros(3), mnp.zeros(4)))
@@ -125,7 +125,12 @@ def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Array:
 
 
 def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Array:
-    """Return whether two arrays broadcast against each other and then are equal."""
+    """Return whether two arrays broadcast against each other and then are equal.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.array_equiv(mnp.ones((2, 3)), mnp.ones(3)).item()
+    True
+    """
     x, y = as_array(a1), as_array(a2)
     try:
         broadcast_shapes(x.shape, y.shape)
@@ -166,17 +171,32 @@ def nan_to_num(
 
 
 def iscomplexobj(x: ArrayLike) -> bool:
-    """Return whether the dtype is complex."""
+    """Return whether the dtype is complex.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.iscomplexobj(mnp.asarray([1.0 + 0j]))
+    True
+    """
     return bool(as_array(x).dtype.kind == "c")
 
 
 def isrealobj(x: ArrayLike) -> bool:
-    """Return whether the dtype is not complex."""
+    """Return whether the dtype is not complex.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isrealobj(mnp.ones(2))
+    True
+    """
     return not iscomplexobj(x)
 
 
 def isreal(x: ArrayLike) -> Array:
-    """Return where the imaginary part is zero."""
+    """Return where the imaginary part is zero.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isreal(mnp.asarray([1 + 1j, 1.0])).tolist()
+    [False, True]
+    """
     value = as_array(x)
     if value.dtype.kind != "c":
         return full_like(value, True, np.dtype(bool))
@@ -184,7 +204,12 @@ def isreal(x: ArrayLike) -> Array:
 
 
 def iscomplex(x: ArrayLike) -> Array:
-    """Return where the imaginary part is not zero."""
+    """Return where the imaginary part is not zero.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.iscomplex(mnp.asarray([1 + 1j, 1.0])).tolist()
+    [True, False]
+    """
     value = as_array(x)
     if value.dtype.kind != "c":
         return full_like(value, False, np.dtype(bool))
@@ -200,18 +225,33 @@ def _ordered(name: str, x: Any) -> Any:
 
 
 def isposinf(x: ArrayLike, /) -> Array:
-    """Return where the elements are positive infinity."""
+    """Return where the elements are positive infinity.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isposinf(mnp.asarray([-mnp.inf, 0.0, mnp.inf])).tolist()
+    [False, False, True]
+    """
     return bind("equal", _ordered("isposinf", x), float("inf"))
 
 
 def isneginf(x: ArrayLike, /) -> Array:
-    """Return where the elements are negative infinity."""
+    """Return where the elements are negative infinity.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.isneginf(mnp.asarray([-mnp.inf, 0.0, mnp.inf])).tolist()
+    [True, False, False]
+    """
     return bind("equal", _ordered("isneginf", x), float("-inf"))
 
 
 @checked
 def angle(z: ArrayLike, deg: bool = False) -> Array:
-    """Return the angles of complex numbers, in radians or degrees."""
+    """Return the angles of complex numbers, in radians or degrees.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.angle(mnp.asarray([1.0, 1j])).tolist()
+    [0.0, 1.5707963267948966]
+    """
     x = as_array(z)
     found = bind("arctan2", bind("imag", x), bind("real", x))
     return bind("rad2deg", found) if deg else found
@@ -247,7 +287,7 @@ def select(
 
 @checked
 def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> Array:
-    """Return for each element the element of the choice that its number names.
+    """Return for each position the element of the choice that a number there selects.
 
     Args:
         a: the numbers of choices.
@@ -256,6 +296,10 @@ def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> A
 
     Raises:
         ArgumentError: if a number names no choice, or the mode is unknown.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.choose(mnp.asarray([0, 1, 0]), [mnp.zeros(3), mnp.ones(3)]).tolist()
+    [0.0, 1.0, 0.0]
     """
     number, count = as_array(a), len(choices)
     if number.dtype.kind not in "biu":

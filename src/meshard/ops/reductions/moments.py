@@ -113,7 +113,12 @@ def std(
     correction: float | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Return the standard deviation over dims, all by default; takes what `var` takes."""
+    """Return the standard deviation over dims, all by default; takes what `var` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.std(mnp.asarray([1.0, 3.0])).item()
+    1.0
+    """
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "std")
     return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction, where=where))

@@ -336,7 +336,12 @@ def prod(
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Return the product over dims, all by default; takes what `sum` takes."""
+    """Return the product over dims, all by default; takes what `sum` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.prod(mnp.asarray([[1, 2], [3, 4]]), axis=1).tolist()
+    [2, 12]
+    """
     wanted = None if dtype is None else as_dtype(dtype)
     x = masked(as_array(a), where, 1, "prod")
     return _started("multiply", _reduce("prod", x, axis, keepdims, dtype=wanted), initial)
@@ -412,13 +417,22 @@ def min(
     """Return the minimum over dims, all by default; NaN where an element is.
 
     Takes what `max` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.min(mnp.asarray([[3, 1], [0, 2]]), axis=1).tolist()
+    [1, 0]
     """
     return _extreme_of("min", a, axis, keepdims, initial, where)
 
 
 @checked
 def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the difference of maximum and minimum over dims."""
+    """Return the difference of maximum and minimum over dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.ptp(mnp.asarray([[1, 5], [3, 4]]), axis=1).tolist()
+    [4, 1]
+    """
     x = _not_empty(a, axis, "ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
 
@@ -446,7 +460,7 @@ def any(
 def all(
     a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Array:
-    """Return whether all elements are true over dims, all by default; takes what `any` takes.
+    """Return whether all elements are true over dims, all by default; arguments as for `any`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.all(mnp.asarray([[1, 1], [0, 1]]), axis=1).tolist()
@@ -457,7 +471,12 @@ def all(
 
 @checked
 def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the number of elements that are not zero over dims."""
+    """Return the number of elements that are not zero over dims.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.count_nonzero(mnp.asarray([[0, 1], [2, 3]]), axis=1).tolist()
+    [1, 2]
+    """
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "count_nonzero")
     return sum(bind("not_equal", x, 0), dims, keepdims=keepdims)
@@ -493,5 +512,10 @@ def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Arr
 
 @checked
 def argmin(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Return the position of the first minimum along a dim; without one, in the flat array."""
+    """Return the position of the first minimum along a dim; without one, in the flat array.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.argmin(mnp.asarray([[3, 1], [0, 2]]), axis=0).tolist()
+    [1, 0]
+    """
     return _positions("argmin", a, axis, keepdims)

@@ -184,13 +184,23 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
 
 @checked
 def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
-    """Return the running sums, NaN counted as zero."""
+    """Return the running sums, NaN counted as zero.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nancumsum(mnp.asarray([2.0, mnp.nan, 3.0])).tolist()
+    [2.0, 2.0, 5.0]
+    """
     return cumsum(_without_nan(a, 0), axis, dtype)
 
 
 @checked
 def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
-    """Return the running products, NaN counted as one."""
+    """Return the running products, NaN counted as one.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nancumprod(mnp.asarray([2.0, mnp.nan, 3.0])).tolist()
+    [2.0, 2.0, 6.0]
+    """
     return cumprod(_without_nan(a, 1), axis, dtype)
 
 
@@ -323,7 +333,12 @@ def _end(x: Array, value: Any, dim: int) -> Any:
 def ediff1d(
     ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike | None = None
 ) -> Array:
-    """Return the differences between neighbours of the flat array, between two given ends."""
+    """Return the differences between neighbours of the flat array, between two given ends.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.ediff1d(mnp.asarray([1, 4, 9])).tolist()
+    [3, 5]
+    """
     x = diff(ravel(as_array(ary)))
     parts = [to_begin, x, to_end]
     given = [ravel(as_array(p)).astype(x.dtype) for p in parts if p is not None]

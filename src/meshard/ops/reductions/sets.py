@@ -224,7 +224,12 @@ def unique_values(
 def unique_counts(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCountsResult:
-    """Return the distinct elements of the flat array, and how often each occurs there."""
+    """Return the distinct elements of the flat array, and how often each occurs there.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.unique_counts(mnp.asarray([3, 1, 3])).counts.tolist()
+    [1, 2]
+    """
     found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
@@ -233,7 +238,12 @@ def unique_counts(
 def unique_inverse(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverseResult:
-    """Return the distinct elements, and each element's place among them, in the array's shape."""
+    """Return the distinct elements, and each element's place among them, in the array's shape.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.unique_inverse(mnp.asarray([3, 1, 3])).inverse_indices.tolist()
+    [1, 0, 1]
+    """
     found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
     return UniqueInverseResult(*found)
 
@@ -349,7 +359,12 @@ def intersect1d(
     size: int | None = None,
     fill_value: ArrayLike | None = None,
 ) -> Array:
-    """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes."""
+    """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.intersect1d(mnp.asarray([3, 1, 2]), mnp.asarray([2, 3])).tolist()
+    [2, 3]
+    """
     x, y = _both("intersect1d", ar1, ar2)
     if size is not None:
         return _sized_set(*_distinct(x, y, among=True), size, fill_value)
@@ -369,6 +384,10 @@ def setdiff1d(
     """Return the distinct elements of the first array that are not in the second, sorted.
 
     Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.setdiff1d(mnp.asarray([3, 1, 2]), mnp.asarray([2])).tolist()
+    [1, 3]
     """
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
     if size is not None:
@@ -390,6 +409,10 @@ def setxor1d(
     """Return the distinct elements that are in one of two arrays only, sorted.
 
     Takes what `union1d` takes. A NaN of one array is not in the other, so that two may come out.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.setxor1d(mnp.asarray([1, 2]), mnp.asarray([2, 3])).tolist()
+    [1, 3]
     """
     x, y = _both("setxor1d", ar1, ar2)
     if size is None:
@@ -435,12 +458,16 @@ def flatnonzero(
 def argwhere(
     a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> Array:
-    """Return the positions of the elements that are not zero, a row of numbers for each.
+    """Return the positions of the elements that are not zero, one row for each.
 
     Args:
         a: the array.
         size: how many rows to return, which also traced values have, as in `nonzero`.
         fill_value: what fills the rest where there are no more; 0 by default.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.argwhere(mnp.asarray([[0, 1], [1, 0]])).tolist()
+    [[0, 1], [1, 0]]
     """
     x = as_array(a)
     if not x.ndim:
@@ -462,6 +489,10 @@ def extract(
 
     Raises:
         ShapeError: if the sizes differ.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.extract(mnp.asarray([True, False, True]), mnp.arange(3)).tolist()
+    [0, 2]
     """
     mask, x = as_array(condition), as_array(arr)
     if mask.size != x.size:
@@ -506,6 +537,10 @@ def compress(
 
     Raises:
         ShapeError: if the condition has not one dim, or is too long.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.compress(mnp.asarray([True, False, True]), mnp.arange(3)).tolist()
+    [0, 2]
     """
     x, mask = as_array(a), as_array(condition)
     if axis is None:

@@ -242,7 +242,12 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
 
 @checked
 def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
-    """Return the positions that would `partition` the array."""
+    """Return the positions that would `partition` the array.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.argpartition(mnp.asarray([30, 10, 20]), 0)[0].item()
+    1
+    """
     return _partitioned("argpartition", a, kth, axis)
 
 
@@ -309,6 +314,7 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
         ArgumentError: if the dim has fewer than ``k`` elements.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import top_k
     >>> [found.tolist() for found in top_k(mnp.asarray([3, 9, 5]), 2)]
     [[9, 5], [1, 2]]
     """

@@ -160,7 +160,12 @@ def quantile(
 def percentile(
     a: ArrayLike, q: ArrayLike, axis: Axis = None, *, method: str = "linear", keepdims: bool = False
 ) -> Array:
-    """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100."""
+    """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.percentile(mnp.arange(5.0), 25).item()
+    1.0
+    """
     return _quantile("percentile", a, _parts_of(q, 100), axis, method, keepdims)
 
 
@@ -287,13 +292,23 @@ def nansum(
 def nanprod(
     a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
 ) -> Array:
-    """Return the product over dims, NaN counted as one."""
+    """Return the product over dims, NaN counted as one.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanprod(mnp.asarray([2.0, mnp.nan, 3.0])).item()
+    6.0
+    """
     return prod_(_filled(*_nan(a), 1), axis, dtype, keepdims)
 
 
 @checked
 def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the maximum over dims, NaN left out; NaN where all elements are NaN."""
+    """Return the maximum over dims, NaN left out; NaN where all elements are NaN.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanmax(mnp.asarray([1.0, mnp.nan, 3.0])).item()
+    3.0
+    """
     x = as_array(a)
     if is_float(x.dtype):
         return without_nan("nanmax", x, axis, keepdims)
@@ -304,7 +319,12 @@ def nanmax(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
 
 @checked
 def nanmin(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Return the minimum over dims, NaN left out; NaN where all elements are NaN."""
+    """Return the minimum over dims, NaN left out; NaN where all elements are NaN.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanmin(mnp.asarray([1.0, mnp.nan, 3.0])).item()
+    1.0
+    """
     x = as_array(a)
     if is_float(x.dtype):
         return without_nan("nanmin", x, axis, keepdims)
@@ -321,7 +341,12 @@ def _where_nothing(found: Any, gaps: Any, axis: Axis, keepdims: bool) -> Any:
 def nanmean(
     a: ArrayLike, axis: Axis = None, dtype: DtypeLike = None, keepdims: bool = False
 ) -> Array:
-    """Return the mean over dims, NaN left out; NaN where all elements are NaN."""
+    """Return the mean over dims, NaN left out; NaN where all elements are NaN.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanmean(mnp.asarray([1.0, mnp.nan, 3.0])).item()
+    2.0
+    """
     x, gaps = _nan(a)
     if gaps is None:
         return mean(x, axis, dtype, keepdims)
@@ -344,7 +369,12 @@ def _quotient(total: Any, count: Any) -> Any:
 
 @checked
 def nanvar(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
-    """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor."""
+    """Return the variance over dims of what is not NaN, with ``ddof`` taken off the divisor.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanvar(mnp.asarray([1.0, mnp.nan, 3.0])).item()
+    1.0
+    """
     x, gaps = _nan(a)
     if gaps is None:
         x = x.astype(default_float())
@@ -359,7 +389,12 @@ def nanvar(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = Fals
 
 @checked
 def nanstd(a: ArrayLike, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Array:
-    """Return the standard deviation over dims of what is not NaN."""
+    """Return the standard deviation over dims of what is not NaN.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanstd(mnp.asarray([1.0, mnp.nan, 3.0])).item()
+    1.0
+    """
     return bind("sqrt", nanvar(a, axis, ddof, keepdims))
 
 

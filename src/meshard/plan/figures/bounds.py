@@ -167,7 +167,9 @@ def bounds_of(
         DataLoss: if no live device holds some part of the array.
         ArgumentError, ShapeError: if an argument has the wrong type, or the shapes differ.
 
-    >>> from meshard.algebra.layout import even_cuts
+    >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout, even_cuts
+    >>> from meshard.resharding import bounds_of
     >>> ids = np.arange(4)
     >>> rows = Layout((8,), (even_cuts(8, 4),), ids.reshape(4, 1))
     >>> everywhere = Layout((8,), ((0, 8),), ids.reshape(1, 4))

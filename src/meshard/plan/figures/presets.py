@@ -44,6 +44,7 @@ _PRESETS = (
 def presets() -> tuple[str, ...]:
     """Return the names that `topology` accepts.
 
+    >>> from meshard.resharding import presets
     >>> presets()[0]
     'one process'
     """
@@ -76,6 +77,7 @@ def topology(name: str) -> Topology:
     Raises:
         ArgumentError: if there is no such topology.
 
+    >>> from meshard.resharding import topology
     >>> [level.name for level in topology("two racks").levels]
     ['host', 'rack', 'row']
     """

@@ -19,7 +19,7 @@ The time is a lower bound for the topology as described.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
@@ -123,7 +123,7 @@ class Simulation:
         topology: the topology's name.
         hops: each hop.
         levels: each level, from the inside out.
-        senders: the ports that are longest busy with sending; at most five.
+        senders: the ports that are busy sending for longest; at most five.
         receivers: the same for receiving.
         exact: whether all traffic is that of the jobs; otherwise it is estimated where several
             devices hold the same elements, by assuming that each sends an equal part.
@@ -223,6 +223,7 @@ def simulate_many(
     *,
     together: Mapping[frozenset[int], int] | None = None,
     most_jobs: int = ESTIMATED_JOBS,
+    tell: Callable[[int, int], None] | None = None,
 ) -> Simulation:
     """Return how long many arrays take to move.
 
@@ -233,6 +234,7 @@ def simulate_many(
         together: numbers of moves whose arrays share messages, and how many such batches there
             are; None if each array has its own messages.
         most_jobs: as for `simulate`.
+        tell: called with the number of moves that are counted, and of all moves.
 
     All first hops run at once, then all second hops, and so on: their traffic is added up on each
     port and then timed. In a batch everything that a device sends to another in one hop is one
@@ -244,7 +246,12 @@ def simulate_many(
     listed = [(_hops(way), itemsize, count) for way, itemsize, count in moves]
     where = as_topology(topology, "simulate")
     places = DevicePlaces(where, [hop for hops, _, _ in listed for hop in hops])
-    rounds = _rounds(listed, places, together, most_jobs)
+    loads = []
+    for number, (hops, _, _) in enumerate(listed):
+        loads.append([load_of(hop, places, most_jobs=most_jobs) for hop in hops])
+        if tell is not None:
+            tell(number + 1, len(listed))
+    rounds = _rounds(listed, loads, places, together, most_jobs)
     timed = [_Timed(load, places) for load in rounds]
     levels = tuple(
         LevelTraffic(
@@ -267,13 +274,13 @@ def simulate_many(
 
 def _rounds(
     listed: Sequence[tuple[tuple[Hop, ...], int, int]],
+    loads: Sequence[Sequence[Load]],
     places: DevicePlaces,
     together: Mapping[frozenset[int], int] | None,
     most_jobs: int,
 ) -> list[Load]:
     """Return the traffic of all first hops, all second hops, and so on; see `simulate_many`."""
     rounds = [Load.none(places)] * max([len(hops) for hops, _, _ in listed], default=0)
-    loads = [[load_of(hop, places, most_jobs=most_jobs) for hop in hops] for hops, _, _ in listed]
     for own, (_, itemsize, count) in zip(loads, listed, strict=True):
         for number, load in enumerate(own):
             once = load if together is None else load.silent()

@@ -56,6 +56,7 @@ class Level:
     Raises:
         ArgumentError: if a number is out of its range, or both size and groups are given.
 
+    >>> from meshard.resharding import Level
     >>> Level("host", latency=1e-6, bandwidth=10e9, size=8).size
     8
     """
@@ -144,6 +145,7 @@ class Topology:
     Raises:
         ArgumentError: if the levels do not nest.
 
+    >>> from meshard.resharding import Level, Topology
     >>> host = Level("host", latency=2e-6, bandwidth=100e9, size=4)
     >>> rack = Level("rack", latency=5e-6, bandwidth=25e9)
     >>> fast_inside = Topology("fast inside", (host, rack))

@@ -57,6 +57,8 @@ def drawing_svg(
     and higher there is a grid of slabs, one for each block of the leading dims.
 
     >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout
+    >>> from meshard.debug import drawing_svg
     >>> drawing_svg(Layout((4,), ((0, 1, 4),), np.array([[0], [1]])))[:46]
     '<svg xmlns="http://www.w3.org/2000/svg" class='
     """
@@ -147,6 +149,13 @@ def sharding_svg(shape: tuple[int, ...], sharding: Sharding, *, dtype: str = "")
     Raises:
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
+
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> tiles = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x", "y"))
+    >>> svg = meshard.debug.sharding_svg((8, 8), tiles)
+    >>> svg.startswith("<svg"), svg.count("CPU 7")
+    (True, 2)
     """
     check_sharding(sharding, "sharding_svg")
     shape = shape_of(shape, "sharding_svg")
@@ -229,11 +238,7 @@ def _slabs(
     above = LINE * ((rank > 2) + 2 * (rank > 0))
     words = max(LETTER * 12 * len(slab.title) for slab in drawing.slabs)
     step = max(left + width, words) + BETWEEN
-    most = max(1, int((WIDEST + BETWEEN) // step))
-    # Rows of slabs end where a leading dim does, if such rows are not too short.
-    run = drawing.slab_run
-    per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
-    per_row = most if per_row == 1 else per_row
+    per_row = _per_row(len(plots), max(1, int((WIDEST + BETWEEN) // step)), drawing.slab_run)
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)
@@ -252,6 +257,21 @@ def _slabs(
         unlabelled="" if all(fit) else "point at a block to read its devices",
     )
     return parts, wide, top + lines * (above + height + BETWEEN) - BETWEEN + 4, notes
+
+
+def _per_row(slabs: int, most: int, run: int) -> int:
+    """Return how many slabs stand in a row: they end where a leading dim does, if that is not few.
+
+    Args:
+        slabs: the number of slabs.
+        most: how many have room in a row.
+        run: how many there are along the last of the leading dims.
+    """
+    found = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
+    found = most if found == 1 else found
+    while 2 * found <= most and 2 * found < slabs:  # so that the picture is not tall
+        found *= 2
+    return found
 
 
 def _level(drawing: Drawing, plots: Sequence[_Plot]) -> tuple[int, int, list[bool]]:

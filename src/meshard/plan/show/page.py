@@ -58,17 +58,22 @@ _PLACES = (
     ".meshard p{margin:2px 0;max-width:100ch;font-size:13px}"
     ".meshard p,.meshard th,.meshard summary{opacity:.78}"
     ".meshard .wide{overflow-x:auto;max-width:100%;margin:4px 0}"
-    ".meshard table{border-collapse:collapse;font-size:13px;margin:0;border:0}"
-    ".meshard tr{background:none}"
-    ".meshard th,.meshard td{padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
+    ".meshard .wide>svg{min-width:var(--meshard-least)}"
+    # Notebooks have rules for all tables, which weigh more than one class.
+    ".meshard.meshard table{border-collapse:collapse;font-size:13px;margin:0;border:0}"
+    ".meshard table:has(td:nth-child(5)){width:max-content}.meshard td{max-width:56ch}"
+    ".meshard.meshard :is(th,td){padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
     "border-bottom:1px solid rgba(128,128,128,.35);vertical-align:top;background:none}"
+    ".meshard.meshard tbody tr:nth-child(n){background:none}"
     ".meshard th{font-weight:500}"
+    ".meshard.meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
+    ".meshard ul{margin:4px 0;padding-left:22px;max-width:100ch}"
+    ".meshard li{font-size:13px}"
     ".meshard pre,.meshard code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;"
     "font-size:12px;line-height:1.4;color:inherit;background:none;border:0}"
     ".meshard pre{margin:4px 0;padding:0;overflow-x:auto;white-space:pre}"
     ".meshard summary{cursor:pointer;font-size:13px}"
     ".meshard details{margin:6px 0}"
-    ".meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
     ".meshard .tiles{display:flex;flex-wrap:wrap;gap:12px;align-items:flex-start}"
     ".meshard .chosen{font-weight:600}"
 )
@@ -131,9 +136,11 @@ def wide(*inside: str) -> Markup:
     return element("div", *inside, class_="wide")
 
 
-def preformatted(text: str) -> Markup:
-    """Return lines of text as they are, in a monospaced font."""
-    return element("pre", Markup("\n".join(map(xml_text, text.split("\n")))))
+def preformatted(text: str, *, most: int = 200) -> Markup:
+    """Return lines of text as they are, in a monospaced font; of very many the first."""
+    lines = text.split("\n")
+    rest = [f"… and {len(lines) - most:,} more lines"] * (len(lines) > most)
+    return element("pre", Markup("\n".join(map(xml_text, [*lines[:most], *rest]))))
 
 
 def folded(summary: str, *inside: str) -> Markup:

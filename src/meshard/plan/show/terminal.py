@@ -12,7 +12,7 @@ from __future__ import annotations
 import codecs
 import os
 import sys
-from typing import TextIO
+from typing import IO, Protocol, runtime_checkable
 
 WIDTH = 100
 """The columns of a text that is printed elsewhere than on a terminal."""
@@ -30,7 +30,20 @@ ASCII: dict[int, str | int | None] = {
 """For characters that drawings and other people's texts have what stands for them in ASCII."""
 
 
-def is_terminal(stream: TextIO | None = None) -> bool:
+@runtime_checkable
+class Writable(Protocol):
+    """What texts can be written to."""
+
+    def write(self, text: str, /) -> object:
+        """Write a text."""
+
+
+@runtime_checkable
+class _Encoding(Protocol):
+    encoding: str | None
+
+
+def is_terminal(stream: IO[str] | None = None) -> bool:
     """Return whether somebody looks at a stream, by default standard output, in a terminal.
 
     mpiexec may give its processes a terminal where the user has none; `meshard run` tells them.
@@ -44,7 +57,7 @@ def is_terminal(stream: TextIO | None = None) -> bool:
         return False
 
 
-def has_colors(stream: TextIO | None = None) -> bool:
+def has_colors(stream: IO[str] | None = None) -> bool:
     """Return whether to print in colour.
 
     ``NO_COLOR`` says no. Otherwise ``FORCE_COLOR`` and ``CLICOLOR_FORCE`` say yes, and ``0`` in
@@ -58,7 +71,7 @@ def has_colors(stream: TextIO | None = None) -> bool:
     return is_terminal(stream) and known("TERM") not in _BARE and known("CLICOLOR") != "0"
 
 
-def columns(stream: TextIO | None = None) -> int | None:
+def columns(stream: IO[str] | None = None) -> int | None:
     """Return how many columns a stream has, by default standard output; None if nothing limits it.
 
     ``COLUMNS`` in the environment says so for any stream; otherwise only a terminal has a width.
@@ -79,6 +92,16 @@ def columns(stream: TextIO | None = None) -> int | None:
 def line_width(usual: int = WIDTH) -> int:
     """Return the width of what `print` prints: that of the terminal, elsewhere the usual one."""
     return columns() or usual
+
+
+def encoding_of(stream: IO[str]) -> str | None:
+    """Return a stream's encoding; None if it takes all characters."""
+    return stream.encoding if isinstance(stream, _Encoding) else None
+
+
+def rule(width: int) -> str:
+    """Return a line across a table, in ASCII where standard output needs it."""
+    return printable("─" * width, encoding_of(sys.stdout))
 
 
 def is_encodable(text: str, encoding: str | None) -> bool:

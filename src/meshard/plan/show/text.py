@@ -98,6 +98,8 @@ def drawing_text(
     boxes than fit, those in the middle are left out, and a line below says what is missing.
 
     >>> import numpy as np
+    >>> from meshard.algebra.layout import Layout
+    >>> from meshard.debug import drawing_text
     >>> print(drawing_text(Layout((8, 8), ((0, 2, 8), (0, 8)), np.arange(4).reshape(2, 1, 2))))
       0                       8
     0 ┌───────────────────────┐
@@ -176,13 +178,10 @@ def visualize_sharding(
         ArgumentError: if ``sharding`` is not a sharding.
         ShardingError: if ``sharding`` cannot lay out an array of this shape.
 
-    >>> import numpy as np
-    >>> from meshard.algebra.mesh import Mesh
-    >>> from meshard.algebra.sharding import NamedSharding
-    >>> from meshard.algebra.spec import P
-    >>> from meshard.algebra.device import Device
-    >>> mesh = Mesh(np.array([Device(i) for i in range(4)]), "x")
-    >>> visualize_sharding((8,), NamedSharding(mesh, P("x")))
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4,), ("x",)), meshard.P("x"))
+    >>> meshard.debug.visualize_sharding((8,), rows)
     [8]  P('x',) over Mesh('x': 4)  4 blocks of [2]
     0       2       4       6       8
     ┌───────┬───────┬───────┬───────┐
@@ -214,7 +213,19 @@ def visualize_array_sharding(
     Raises:
         ArgumentError: if ``arr`` has no sharding.
 
-    Usage: ``visualize_array_sharding(device_put(x, NamedSharding(mesh, P("i"))))``.
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((2, 4), ("x", "y"))
+    >>> x = meshard.device_put(np.ones((4, 8)), meshard.NamedSharding(mesh, meshard.P("x")))
+    >>> meshard.debug.visualize_array_sharding(x, scale=0.5)
+    float64[4,8]  P('x',) over Mesh('x': 2, 'y': 4)
+    2 blocks of [2,8], each on 4 devices
+      0                       8
+    0 ┌───────────────────────┐
+      │        CPU 0-3        │
+    2 ├───────────────────────┤
+      │        CPU 4-7        │
+    4 └───────────────────────┘
     """
     what = "visualize_array_sharding"
     if not isinstance(getattr(arr, "sharding", None), Sharding):

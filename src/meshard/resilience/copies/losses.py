@@ -114,7 +114,7 @@ def simulate_loss(
         copies: how many copies `protect` would keep; 0 for none.
         apart: what they must not share; see `protect`.
         processes_per_host: how many processes run on each host, in the order of their numbers.
-        seed: another one chooses other processes.
+        seed: the seed of the random choice.
         topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``, if the
             restore is to be timed.
 
@@ -123,6 +123,7 @@ def simulate_loss(
         TreeError, ShardingError: if ``place`` does not return shardings for the tree.
 
     >>> import meshard
+    >>> from meshard.elastic import simulate_loss
     >>> from meshard.testing import virtual_devices
     >>> def place(devices):
     ...     return meshard.NamedSharding(

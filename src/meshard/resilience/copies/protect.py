@@ -58,6 +58,7 @@ def plan_protect(tree: Any, copies: int = 1, apart: str = "process") -> ProtectP
         ShardingError: if a sharding has devices that do not exist.
 
     >>> import meshard
+    >>> from meshard.elastic import plan_protect
     >>> x = meshard.device_put(meshard.numpy.zeros(8), meshard.devices()[0])
     >>> plan_protect({"x": x}).bytes_moved  # there is nobody else to keep a copy
     0
@@ -78,13 +79,13 @@ def protect(
 
     All processes that take part call this together. Each box that has fewer than ``copies`` + 1
     holders apart from each other is copied to neighbours of those that hold it, spread evenly;
-    boxes with enough holders are not copied. `plan_protect` says what that takes. A process that
-    is alone keeps no copies, and neither do those that have become too few.
+    boxes with enough holders are not copied. `plan_protect` says what that takes. A process that is
+    alone keeps no copies, and too few processes keep fewer.
 
     Args:
         tree: a tree of arrays, numbers, strings, and whatever else can be pickled.
-        copies: in how many more memories each box is to be.
-        apart: what they must not share: ``"process"``, or ``"host"``.
+        copies: how many more processes keep each box.
+        apart: what the holders of a box must not share: ``"process"`` or ``"host"``.
         name: by which processes recognize it; by default its number among those of this process.
 
     Returns:
@@ -96,6 +97,7 @@ def protect(
         DataLoss: if an array has lost boxes already.
 
     >>> import meshard
+    >>> from meshard.elastic import protect
     >>> from meshard.testing import simulate
     >>> def program():
     ...     rows = meshard.NamedSharding(meshard.make_mesh((3,), "i"), meshard.P("i"))

@@ -68,6 +68,7 @@ def plan_restore(
         CheckpointError, TreeError, ShardingError: see `restore`.
 
     >>> import meshard
+    >>> from meshard.elastic import plan_restore
     >>> from meshard.testing import virtual_devices
     >>> devices = virtual_devices(4, devices_per_process=1)
     >>> rows, fewer = (
@@ -95,8 +96,8 @@ def restore(
     """Bring a tree to devices of the processes that take part, complete again.
 
     All of them call this together. Boxes come from where they are cheapest: from the arrays' own
-    devices, from copies that were kept on purpose, and from a checkpoint, of which only the boxes
-    are read that nobody has in memory. Those who hold the same boxes share the sending evenly.
+    devices, from copies that were kept on purpose, and from a checkpoint, of which only boxes that
+    nobody has in memory are read. Those who hold the same boxes share the sending evenly.
     What a process holds already does not move.
 
     Args:
@@ -120,6 +121,7 @@ def restore(
         DeletedArrayError: if an array was deleted.
 
     >>> import meshard
+    >>> from meshard.elastic import restore
     >>> x = meshard.device_put(meshard.numpy.arange(4), meshard.devices()[0])
     >>> restore({"x": x, "step": 3}, meshard.devices()[0])["step"]
     3

@@ -103,7 +103,7 @@ def subscribe(
         PlanError: if a process of the other job has derived another plan.
 
     >>> import numpy as np, meshard
-    >>> from meshard.resilience.feeding.publisher import publish
+    >>> from meshard.elastic import publish, subscribe
     >>> with publish("doctest-feed", {"w": np.ones(4)}) as publisher:
     ...     with subscribe("doctest-feed", dtype="float32") as feed:
     ...         _ = publisher.publish({"w": np.full(4, 7.0)})
@@ -165,7 +165,7 @@ class _Served:
 
 @final
 class Feed:
-    """The versions that another job publishes, as they are here; see `meshard.elastic.subscribe`.
+    """What this job has of another job's versions; see `meshard.elastic.subscribe`.
 
     Any thread may read. `update` and `wait` are called by all processes of the job. It is a context
     manager that closes itself.
@@ -229,7 +229,7 @@ class Feed:
 
     @property
     def received(self) -> Received:
-        """What the last version has brought to this process, in bytes and seconds."""
+        """What the last version brought to this process, in bytes and seconds."""
         return self._now.received
 
     @property
@@ -249,7 +249,7 @@ class Feed:
         """Give the tree of one version for a block of code, whatever arrives in the meantime.
 
         >>> import numpy as np
-        >>> from meshard.resilience.feeding.publisher import publish
+        >>> from meshard.elastic import publish
         >>> with publish("lease", {"w": np.ones(2)}) as publisher, subscribe("lease") as feed:
         ...     with feed.lease() as tree:
         ...         print(tree["w"])
@@ -333,7 +333,7 @@ class Feed:
                 again.
 
         >>> import numpy as np
-        >>> from meshard.resilience.feeding.publisher import publish
+        >>> from meshard.elastic import publish
         >>> with publish("poll", {"w": np.ones(2)}) as publisher, subscribe("poll") as feed:
         ...     _ = publisher.publish({"w": np.zeros(2)})
         ...     while feed.poll() == 1:

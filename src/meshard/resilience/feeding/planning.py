@@ -67,6 +67,9 @@ def plan_publish(
         KeyMapError: if the map does not fit, or interleaves elements, which is not planned.
         TreeError: if the shardings are those of another tree.
 
+    >>> import numpy as np
+    >>> from meshard import ShapeDtypeStruct
+    >>> from meshard.elastic import plan_publish
     >>> from meshard.sharding import Mesh, NamedSharding, P
     >>> from meshard.testing import virtual_devices
     >>> devices = np.array(virtual_devices(6, 1))

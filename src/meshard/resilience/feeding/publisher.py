@@ -60,6 +60,7 @@ def publish(
         StorageError: if the folder cannot be used.
 
     >>> import numpy as np
+    >>> from meshard.elastic import publish
     >>> with publish("doctest", {"w": np.zeros(4)}) as publisher:
     ...     publisher.publish({"w": np.ones(4)})
     2
@@ -133,8 +134,8 @@ class Publisher:
         It does not wait for those that take it. Those that take the version before still get it.
 
         Args:
-            tree: the arrays; names, shapes and dtypes are those of the first version, layouts and
-                devices may be others.
+            tree: the arrays; names, shapes and dtypes are those of the first version; layouts and
+                devices may differ.
             version: its number, larger than the last one; by default the next.
 
         Returns:
@@ -260,7 +261,7 @@ class Publisher:
     def close(self) -> None:
         """Stop publishing: the name is free, and takers are told. They go on with what they have.
 
-        Who takes a version just now loses it; `wait` before.
+        A job that is taking a version at that moment loses it; call `wait` first.
         """
         self._end()
 

@@ -33,16 +33,16 @@ def mesh(
     process, and of one host, lie next to each other along the last axis.
 
     Args:
-        axes: the names of the axes; or a mapping from names to sizes, where a size is a law, and
-            None leaves it free.
-        prefer: sizes for some of the free axes, which are wishes.
+        axes: the names of the axes; or a mapping from names to sizes. A size is kept; None leaves
+            the axis free.
+        prefer: preferred sizes of some of the free axes.
         devices: the devices; by default those of all processes that take part.
 
     Returns:
         The mesh. All processes get the same one.
 
     Raises:
-        ShardingError: if there are fewer devices than the sizes that are laws need.
+        ShardingError: if there are fewer devices than the given sizes need.
         SpecError: if an axis that is preferred does not exist or is not free.
         ArgumentError: if the arguments are of other types.
 

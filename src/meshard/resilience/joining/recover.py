@@ -13,6 +13,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import number_of
 from meshard.errors import ProcessLostError
+from meshard.plan.show.pictured import Printed
 from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
@@ -25,14 +26,14 @@ from meshard.runtime.world import RuntimeWorld, here
 
 @final
 @dataclass(frozen=True)
-class Recovery:
-    """What a recovery has found and done; the same on all processes, but for the seconds.
+class Recovery(Printed):
+    """What a recovery has found and done; the same on all processes, except for the seconds.
 
     Attributes:
         lost: the processes that were lost, ascending.
         joined: those that have joined.
         processes: those that take part from now on.
-        operation: the first operation that lacked the lost; None if none did.
+        operation: the first operation that needed a lost process; None if none did.
         step: its number among the operations of the same processes.
         line: file and line of the program that ran it.
         seconds: how long this process has taken to recover.
@@ -89,7 +90,7 @@ class _Told:
 
 
 def recover(timeout: float | None = None) -> Recovery:
-    """Go on without the processes that have died: all that live call this.
+    """Go on without the processes that have died; all that live call this.
 
     They agree on who lives, and from then on these are the processes that take part:
     ``meshard.devices()`` are theirs, and all count their operations anew. Processes keep their

@@ -27,9 +27,9 @@ class Block:
     """One run through a block of `surviving`.
 
     Attributes:
-        changed: whether others take part, when the block begins, than in the last block that has
-            ended well, so that what lies on their devices has to be brought back.
-        recoveries: what has happened when it began and in it, in order; empty if nothing.
+        changed: whether the processes that take part have changed since the last block that ended
+            well, so that the state must be brought to their devices by `restore`.
+        recoveries: the recoveries when it began and in it, in order; empty if there were none.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Block:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The processes that have joined when it began."""
+        """The processes that joined when it began."""
         return tuple(sorted({p for found in self.recoveries for p in found.joined}))
 
     def __repr__(self) -> str:
@@ -120,14 +120,15 @@ def surviving(*, grow: bool = True) -> Surviving:
 def grow(spares: int | None = None) -> Recovery:
     """Take in the processes that wait to join; all that take part call this.
 
-    Waiting are the spares of ``meshard run --spares`` that have come to their own first call of
-    this, or to a block of `surviving`, and processes that were started by hand to join this job. A
-    process that waits returns from this when it was taken in, or ends if the job ends before.
+    The processes that wait are the spares of ``meshard run --spares`` that have come to their own
+    first call of this, or to a block of `surviving`, and those that were started by hand to join
+    this job. A process that waits returns from this call when it is taken in, or ends if the job
+    ends before.
     Newcomers get what they need by `restore`.
 
     Args:
         spares: how many spares to take in at most; by default as many as processes were lost.
-            Processes that were started by hand are taken in in any case.
+            Processes that were started by hand are always taken in.
 
     Returns:
         Who has joined; nobody if none waits.

@@ -55,6 +55,13 @@ class Shard(Pictured):
         index: the tuple of slices that it holds of the global array.
         replica_id: its number among the devices that hold the same index, from 0.
         data: the piece as an array on that device; None where another process holds it.
+
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x"))
+    >>> third = meshard.device_put(np.arange(8), rows).addressable_shards[3]
+    >>> third.device, third.index, third.replica_id, third.data.tolist()
+    (CpuDevice(id=3), (slice(2, 4, None),), 1, [2, 3])
     """
 
     device: Device
@@ -103,6 +110,17 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
     ``meshard.numpy`` and from operations on other arrays; they are immutable. Replicas within one
     process share one block. ``isinstance(x, Array)`` holds for what stands for an array inside
     `jit` and `shard_map` too.
+
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> tiles = meshard.NamedSharding(mesh, meshard.P("x", "y"))
+    >>> x = meshard.device_put(np.arange(32.0).reshape(8, 4), tiles)
+    >>> x.shape, x.sharding.spec, x.addressable_data(0).shape
+    ((8, 4), P('x', 'y'), (2, 2))
+    >>> y = x.at[0].set(1.0)  # x[0] = 1.0 is refused: arrays never change
+    >>> float(x[0, 3]), float(y[0, 3]), (x + y).sharding.spec
+    (3.0, 1.0, P('x', 'y'))
     """
 
     __slots__ = ("__weakref__", "_blocks", "_born", "_note", "_type")
@@ -462,6 +480,14 @@ def live_arrays(platform: str | None = None) -> list[Array]:
 
     Raises:
         ConfigError: if ``platform`` is not ``"cpu"``.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> x = mnp.ones(3)
+    >>> any(y is x for y in meshard.live_arrays())
+    True
+    >>> x.delete()
+    >>> any(y is x for y in meshard.live_arrays())
+    False
     """
     if platform is not None and not is_text(platform, "cpu"):
         raise ConfigError(f"live_arrays: there is no platform {shown(platform)}; use 'cpu'.")

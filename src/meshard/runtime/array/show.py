@@ -123,7 +123,7 @@ def array_parts(kind: ArrayType, blocks: Blocks | None, note: str) -> Iterator[M
         state.append(f"missing: {', '.join(map(str, lost[:_BOXES]))}{more}, which nobody holds")
     facts, *drawing = type_parts(kind, *state)
     yield facts
-    values = [preformatted(_few_values(kind, blocks))] * bool(kind.size)
+    values = [preformatted(_few_values(kind, blocks), most=_LINES)] * bool(kind.size)
     if kind.complete and kind.size <= _TINY:
         yield from (*values, *drawing)
         return
@@ -155,8 +155,7 @@ def _few_values(kind: ArrayType, blocks: Blocks) -> str:
             lines = _key_words(kind, blocks).split("\n")
         else:
             lines = array_str(kind, blocks).split("\n")
-    rest = [f"… and {len(lines) - _LINES:,} more lines"] * (len(lines) > _LINES)
-    return "\n".join([*lines[:_LINES], *rest])
+    return "\n".join(lines)
 
 
 def _shown(kind: ArrayType, blocks: Blocks) -> tuple[Block, int]:

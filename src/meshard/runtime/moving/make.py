@@ -107,10 +107,15 @@ def device_put(
         TreeError: if ``device`` is not a prefix of ``x``.
         ArgumentError: if a leaf is both to be donated and to be aliased.
 
-    >>> import meshard
-    >>> x = device_put(np.arange(4), meshard.devices()[0])
-    >>> x
-    Array([0, 1, 2, 3], dtype=int64)
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> rows = meshard.NamedSharding(mesh, meshard.P("x"))
+    >>> tree = meshard.device_put({"w": np.ones((8, 6)), "b": np.zeros(4)}, rows)
+    >>> tree["w"].sharding.spec, [shard.data.shape for shard in tree["b"].addressable_shards[:2]]
+    (P('x',), [(1,), (1,)])
+    >>> meshard.device_put(np.arange(4), meshard.devices()[3]).device
+    CpuDevice(id=3)
     """
     what = "device_put"
     if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
@@ -185,6 +190,10 @@ def device_get(x: Any) -> Any:
 
     Raises:
         NotAddressableError: if an array spans processes and is not replicated.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> meshard.device_get({"w": mnp.arange(3), "name": "layer"})
+    {'w': array([0, 1, 2]), 'name': 'layer'}
     """
 
     def fetch(leaf: Any) -> Any:
@@ -199,10 +208,14 @@ def device_get(x: Any) -> Any:
 
 
 def block_until_ready(x: T) -> T:
-    """Return the tree; arrays are complete as soon as they exist.
+    """Return the tree. There is nothing to wait for: arrays are complete as soon as they exist.
 
     Raises:
         DeletedArrayError: if an array of it was deleted.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> meshard.block_until_ready({"w": mnp.ones(2)})
+    {'w': Array([1., 1.], dtype=float64)}
     """
     for leaf in flatten(x)[0]:
         if type(leaf) is Array:
@@ -248,11 +261,19 @@ def make_array_from_callback(
         ShardingError: if a piece has another shape or dtype than it should; the index is named.
         ArgumentError: if ``dtype`` is needed and not given.
 
-    >>> import meshard
-    >>> rows = np.arange(6).reshape(3, 2)
-    >>> x = make_array_from_callback((3, 2), meshard.devices()[0], lambda index: rows[index])
-    >>> x.shape, x.dtype
-    ((3, 2), dtype('int64'))
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4, 2), ("x", "y")), meshard.P("x"))
+    >>> def read(index):
+    ...     print("reads rows", index[0].start, "to", index[0].stop)
+    ...     return np.arange(16).reshape(8, 2)[index]
+    >>> x = meshard.make_array_from_callback((8, 2), rows, read)
+    reads rows 0 to 2
+    reads rows 2 to 4
+    reads rows 4 to 6
+    reads rows 6 to 8
+    >>> x.sharding.spec, x.dtype
+    (P('x',), dtype('int64'))
     """
     what = "make_array_from_callback"
     function_of(data_callback, what, "data_callback")
@@ -311,10 +332,12 @@ def make_array_from_single_device_arrays(
         ArgumentError: if a value is not an Array, or ``dtype`` is needed and not given.
         DeletedArrayError: if one was deleted.
 
-    >>> import meshard
-    >>> halves = [meshard.device_put(np.full(2, float(d.id)), d) for d in meshard.devices()[:1]]
-    >>> make_array_from_single_device_arrays((2,), meshard.devices()[0], halves)
-    Array([0., 0.], dtype=float64)
+    >>> import meshard, numpy as np
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((4,), ("x",)), meshard.P("x"))
+    >>> pieces = [meshard.device_put(np.full(2, float(d.id)), d) for d in meshard.devices()[:4]]
+    >>> meshard.make_array_from_single_device_arrays((8,), rows, pieces).tolist()
+    [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     """
     what = "make_array_from_single_device_arrays"
     whole, place, world = shape_of(shape, what), needed_sharding(sharding, what), here()

@@ -7,7 +7,6 @@ an exception carries the tree as it is then.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,7 @@ from meshard.plan.hops.cells import loss_text
 from meshard.plan.hops.route import Route
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
-from meshard.plan.show.progress import progress_bar
+from meshard.plan.show.progress import Progress, telling
 from meshard.runtime.agree import agree, agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
@@ -45,9 +44,6 @@ from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.tuning import KEPT_IDLE
-
-Progress = bool | Callable[[int, int], None] | None
-_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
 @final
@@ -153,7 +149,7 @@ def moved(
     tree: Tree,
     donate: bool,
     max_bytes: int | None,
-    progress: Progress = None,
+    progress: Progress = False,
     what: str = "reshard",
 ) -> list[Any]:
     """Return the leaves of a tree, each moved to its target, by its route where one is given.
@@ -244,9 +240,8 @@ class _Mover:
         self._check_alive(types)
         ways = self._ways(types)
         self._announce(ways)
-        total = sum([w.local_bytes for w in ways]) if progress else 0
-        with progress_bar(total) if progress is True else _NO_BAR as bar:
-            teller = _Teller(progress if callable(progress) else bar, total)
+        with telling(progress, "resharding", first=world.process_index == world.first) as tell:
+            teller = _Teller(tell, sum([w.local_bytes for w in ways]) if tell else 0)
             try:
                 self._move(ways, teller)
             except BaseException as error:

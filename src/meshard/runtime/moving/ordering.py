@@ -34,11 +34,16 @@ def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
     Raises:
         ArgumentError: if ``sharding`` is not a NamedSharding, or nothing in ``x`` has a sharding.
 
-    >>> import meshard
-    >>> mesh = meshard.make_mesh((1,), ("i",))
-    >>> where = meshard.NamedSharding(mesh, meshard.P("i"))
-    >>> best_device_order(meshard.device_put(np.arange(4), where), where) == where
-    True
+    >>> import numpy as np, meshard
+    >>> from meshard.resharding import best_device_order
+    >>> meshard.config.update("num_devices", 8)
+    >>> d, spec = meshard.devices(), meshard.P("i")
+    >>> x = meshard.device_put(np.arange(8), meshard.NamedSharding(meshard.Mesh(d, "i"), spec))
+    >>> back = meshard.NamedSharding(meshard.Mesh(d[::-1], "i"), spec)  # as if all were to move
+    >>> meshard.plan_reshard(x, back).bytes_moved
+    64
+    >>> meshard.plan_reshard(x, best_device_order(x, back)).bytes_moved
+    0
     """
     if not isinstance(sharding, NamedSharding):
         raise ArgumentError(

@@ -35,6 +35,7 @@ from meshard.runtime.world import here
 def plan_cache() -> PlanCache:
     """Return the plans that this world has made: its statistics, size and contents.
 
+    >>> from meshard.resharding import plan_cache
     >>> plan_cache().clear()
     >>> plan_cache().statistics.hits
     0
@@ -76,9 +77,14 @@ def plan_reshard(
             ``max_bytes`` is refused, as `reshard` would refuse it.
         DataLoss: if no living device holds a part that is needed; it lists the boxes.
 
-    >>> import numpy as np, meshard
-    >>> plan_reshard(np.arange(4), meshard.devices()[0]).bytes_moved
-    0
+    >>> import meshard
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> rows = meshard.NamedSharding(mesh, meshard.P("x"))
+    >>> w = meshard.ShapeDtypeStruct((8, 8), "float32", sharding=rows)
+    >>> plan = meshard.plan_reshard(w, meshard.NamedSharding(mesh, meshard.P(None, "y")))
+    >>> plan.bytes_moved, plan.lower_bound_bytes, plan.peak_bytes
+    (768, 768, 192)
     """
     what = "plan_reshard"
     donate, split = flag_of(donate, what, "donate"), flag_of(split, what, "split")

@@ -57,10 +57,15 @@ def make_array_from_process_local_data(
             determine the global shape.
         TreeError: if a tree is not a prefix of ``local_data``.
 
-    >>> import meshard
-    >>> x = make_array_from_process_local_data(meshard.devices()[0], np.arange(3))
-    >>> x.shape
-    (3,)
+    >>> import meshard, numpy as np
+    >>> from meshard.testing import simulate
+    >>> def program():
+    ...     rows = meshard.NamedSharding(meshard.make_mesh((4,), ("x",)), meshard.P("x"))
+    ...     mine = np.full((4, 3), float(meshard.process_index()))
+    ...     x = meshard.make_array_from_process_local_data(rows, mine)
+    ...     return x.shape, x.sum(axis=0).tolist()
+    >>> simulate(2, 2, program)[0]
+    ((8, 3), [4.0, 4.0, 4.0])
     """
     leaves, structure = flatten_with_none(local_data)
     shardings = prefix_leaves(sharding, local_data, _WHAT, "shardings")

@@ -11,24 +11,28 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from meshard.algebra.arguments import shown
 from meshard.algebra.boundary import context
 from meshard.errors import ArgumentError, BudgetError
-from meshard.plan.captions import read_size
+from meshard.plan.captions import bytes_text, read_size
 from meshard.plan.file.json_values import fields
 from meshard.plan.move.wires import Wire
+from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
 from meshard.runtime.callers import user_line
 from meshard.runtime.world import RuntimeWorld, here
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 _TOTALS = ("total_bytes", "bytes_per_device", "received")
 _FIELDS = ("what", "kind", "axes", "array", "line", *_TOTALS)
 
 
 @final
-class Ledger:
+class Ledger(Drawn):
     """The communications that happened while it was open, in order.
 
     `ledger` and `budget` make it, and it stays readable afterwards. It prints as a table, with one
@@ -90,6 +94,28 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({len(self.records)} communications, {self.total_bytes} bytes)"
+
+    def _title(self) -> str:
+        from meshard.runtime.watching.ledger_page import ledger_title
+
+        return ledger_title(self.records, self.total_bytes)
+
+    def _svg(self) -> Markup:
+        from meshard.runtime.watching.ledger_page import ledger_svg
+
+        return ledger_svg(self.records, self._title())
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.runtime.watching.ledger_page import ledger_parts
+
+        facts = [
+            f"{bytes_text(self.total_bytes)} over all devices",
+            f"at most {bytes_text(self.bytes_per_device)} on one device",
+        ]
+        for limit, what in ((self._limit, "over all"), (self._per_device, "on each")):
+            if limit is not None:
+                facts.append(f"allowed: {bytes_text(limit)} {what}")
+        return ledger_parts(self.records, facts)
 
     def _check(self, coming: Sequence[Record]) -> None:
         """Refuse communications that would exceed the limits."""
@@ -155,10 +181,18 @@ def ledger() -> Iterator[Ledger]:
         The `Ledger`; ledgers may nest, and each sees all that happens inside it.
 
     >>> import numpy as np, meshard
+    >>> from meshard.debug import ledger
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.device_put(np.ones((16, 4)), rows)
     >>> with ledger() as log:
-    ...     x = meshard.device_put(np.arange(4), meshard.devices()[0])
-    >>> print(log)
-    no communication
+    ...     y = x * 2
+    ...     total = y.sum(axis=0)
+    >>> for record in log:
+    ...     print(record.what, record.kind, record.axes, record.total_bytes)
+    sum all-reduce ('i',) 448
+    >>> log.total_bytes, log.bytes_per_device
+    (448, 56)
     """
     with _open(Ledger()) as log:
         yield log
@@ -185,10 +219,19 @@ def budget(
         ArgumentError: if a size cannot be read, or neither limit is given.
 
     >>> import numpy as np, meshard
+    >>> from meshard.debug import budget
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.device_put(np.ones((16, 4)), rows)
     >>> with budget("1 MB") as used:
-    ...     x = meshard.numpy.arange(4.0) + 1
+    ...     total = x.sum(axis=0)
     >>> used.total_bytes
-    0
+    448
+    >>> with budget(0):
+    ...     total = x.sum(axis=0)
+    Traceback (most recent call last):
+        ...
+    meshard.errors.BudgetError: budget: the limit is 0 bytes over all devices, ...
     """
     if limit is None and per_device is None:
         raise ArgumentError(

@@ -13,17 +13,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.arguments import path_of
 from meshard.algebra.boundary import context
-from meshard.plan.captions import time_text
+from meshard.plan.captions import count_text, time_text
 from meshard.plan.file.files import write_text
+from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.record import Record, labels
 from meshard.plan.show.report import Table
 from meshard.runtime.callers import user_line
 from meshard.runtime.watching.trace_file import Event, trace_text
 from meshard.runtime.world import RuntimeWorld, here
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 _LINES = 20
 _VAGUE = ("kernel", "<lambda>")
@@ -31,7 +35,7 @@ _VAGUE = ("kernel", "<lambda>")
 
 
 @final
-class Profile:
+class Profile(Drawn):
     """What happened while it was open, in this process.
 
     It is made by `profile`, and stays readable afterwards. It prints as a table of the lines that
@@ -112,6 +116,10 @@ class Profile:
         lines = self._lines()
         if not lines:
             return f"nothing ran in {time_text(self.seconds)}"
+        return self._table(lines).text()
+
+    def _table(self, lines: Sequence[tuple[str, list[Event]]]) -> Table:
+        """Return a row for each of the most expensive lines, and notes on all of them."""
         told, rows = labels([line for line, _ in lines if line]), []
         for line, events in lines[:_LINES]:
             seconds, names = _seconds(events), dict.fromkeys(e.name for e in events)
@@ -136,7 +144,25 @@ class Profile:
             f"{sum(_moved(events) for _, events in lines):,} bytes between devices"
         )
         head = ("line", "what", "count", "time", "share", "bytes")
-        return Table(head, rows, "<<>>>>", notes, spare=("count", "bytes")).text()
+        return Table(head, rows, "<<>>>>", notes, spare=("count", "bytes"))
+
+    def _title(self) -> str:
+        return f"Profile: {count_text(len(self._events), 'event')} in {time_text(self.seconds)}"
+
+    def _svg(self) -> Markup:
+        return self._timeline(self._title())
+
+    def _timeline(self, heading: str = "") -> Markup:
+        from meshard.runtime.watching.profile_svg import lanes_of, lanes_svg
+
+        return lanes_svg(lanes_of(self._events, self._devices), self._first, self._last, heading)
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.plan.show.page import wide
+
+        yield wide(self._timeline())
+        if lines := self._lines():
+            yield self._table(lines).html()
 
     def __repr__(self) -> str:
         return f"Profile({len(self._events)} events, {time_text(self.seconds)})"
@@ -240,6 +266,7 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
         OSError: if the file cannot be written; an existing file then stays as it was.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.debug import profile
     >>> with profile() as seen:
     ...     x = mnp.arange(4.0) + 1
     >>> [event.name for event in seen.events if event.category == "operation"]

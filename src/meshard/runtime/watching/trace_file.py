@@ -158,6 +158,18 @@ def join_profiles(paths: Iterable[str | Path], path: str | Path) -> None:
     Raises:
         ArgumentError: if a file is not a trace, or a path is not a path.
         OSError: if a file cannot be read or written.
+
+    >>> import json, meshard, meshard.numpy as mnp
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     parts = [f"{folder}/trace.{k}.json" for k in (0, 1)]
+    ...     for part in parts:
+    ...         with meshard.debug.profile(part):
+    ...             x = mnp.ones(4) + 1
+    ...     meshard.debug.join_profiles(parts, f"{folder}/trace.json")
+    ...     sorted(json.loads(Path(folder, "trace.json").read_text()))
+    ['displayTimeUnit', 'traceEvents']
     """
     what = "join_profiles"
     target = path_of(path, what)

@@ -92,17 +92,31 @@ def psum(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
         AxisNameError: if an axis is not bound.
 
     >>> import meshard, numpy as np
-    >>> from meshard.sharding import P
-    >>> mesh = meshard.make_mesh((1,), ("i",))
-    >>> total = meshard.shard_map(lambda x: psum(x, "i"), mesh, P("i"), P())
-    >>> total(np.arange(3)).tolist()
-    [0, 1, 2]
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    >>> f(np.arange(4)).tolist()
+    [6]
     """
     return _reduced("psum", x, axis_name, axis_index_groups)
 
 
 def pmean(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
-    """Return the mean over mesh axes; of integers it is a float."""
+    """Return the mean over mesh axes; of integers it is a float.
+
+    The arguments are those of `psum`.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pmean(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [1.5]
+    """
     axes = bound_axes(axis_name, "pmean")
     groups = index_groups(axis_index_groups, axes, "pmean", False).get("groups")
     if groups is not None and len({len(g) for g in groups}) > 1:
@@ -114,12 +128,34 @@ def pmean(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
 
 
 def pmax(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
-    """Return the maximum over mesh axes."""
+    """Return the maximum over mesh axes.
+
+    The arguments are those of `psum`.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(lambda x: lax.pmax(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    >>> f(np.asarray([3, 1, 4, 1])).tolist()
+    [4]
+    """
     return _reduced("pmax", x, axis_name, axis_index_groups)
 
 
 def pmin(x: T, axis_name: AxisName, *, axis_index_groups: Groups = None) -> T:
-    """Return the minimum over mesh axes."""
+    """Return the minimum over mesh axes.
+
+    The arguments are those of `psum`.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(lambda x: lax.pmin(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    >>> f(np.asarray([3, 1, 4, 1])).tolist()
+    [1]
+    """
     return _reduced("pmin", x, axis_name, axis_index_groups)
 
 
@@ -147,6 +183,19 @@ def all_gather(
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if there is no dim ``axis``.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.all_gather(x, "i", tiled=True)[:2],
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [0, 1, 0, 1, 0, 1, 0, 1]
     """
     if to not in ("varying", "invarying", "reduced"):
         raise ArgumentError(
@@ -173,7 +222,21 @@ def all_gather(
 
 @checked
 def all_gather_invariant(x: T, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> T:
-    """Gather as `all_gather` does; the result counts as the same on all devices along the axes."""
+    """Gather as `all_gather` does; the result counts as the same on all devices along the axes.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.all_gather_invariant(x, "i", tiled=True),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P(),
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [0, 1, 2, 3]
+    """
     return all_gather(x, axis_name, axis=axis, tiled=tiled, to="invarying")
 
 
@@ -199,6 +262,19 @@ def psum_scatter(
     Raises:
         AxisNameError: if an axis is not bound.
         ShapeError: if the dim's size is not that of the axis, or not a multiple of it if tiled.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.psum_scatter(x, "i", tiled=True),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(16)).tolist()
+    [24, 28, 32, 36]
     """
     axes = bound_axes(axis_name, "psum_scatter")
     more = index_groups(axis_index_groups, axes, "psum_scatter", True)
@@ -243,7 +319,20 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
         ArgumentError: if a source or destination repeats.
         IndexingError: if a position is outside the axis.
 
-    In one process blocks change hands by reference, and nothing is copied.
+    Within one process blocks are passed by reference, and nothing is copied.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.ppermute(x, "i", [(0, 1), (1, 2), (2, 3)]),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(1, 5)).tolist()
+    [0, 1, 2, 3]
     """
     axes = bound_axes(axis_name, "ppermute")
     n = positions(axes)
@@ -281,6 +370,19 @@ def pshuffle(x: T, axis_name: AxisName, perm: Sequence[int]) -> T:
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if ``perm`` does not list every position once.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pshuffle(x, "i", [3, 2, 1, 0]),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [3, 2, 1, 0]
     """
     n = positions(bound_axes(axis_name, "pshuffle"))
     sources = whole_numbers(perm, "pshuffle", "perm")
@@ -298,6 +400,16 @@ def pbroadcast(x: T, axis_name: AxisName, source: int) -> T:
     Raises:
         AxisNameError: if an axis is not bound.
         IndexingError: if ``source`` is outside the axis.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pbroadcast(x, "i", 2), mesh=mesh, in_specs=P("i"), out_specs=P()
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [2]
     """
     axes = bound_axes(axis_name, "pbroadcast")
     n = positions(axes)
@@ -333,6 +445,19 @@ def all_to_all(
     Raises:
         AxisNameError: if an axis is not bound.
         ShapeError: if the dim's size is not that of the axis, or not a multiple of it if tiled.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(16)).tolist()
+    [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]
     """
     axes = bound_axes(axis_name, "all_to_all")
     groups = axis_index_groups
@@ -365,7 +490,18 @@ def all_to_all(
 
 @checked
 def pswapaxes(x: T, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> T:
-    """Exchange a mesh axis with a dim: `all_to_all` with both dims the same, not tiled."""
+    """Exchange a mesh axis with a dim: `all_to_all` with both dims the same, not tiled.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pswapaxes(x, "i", 0), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+    ... )
+    >>> f(np.arange(16)).tolist()
+    [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15]
+    """
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
 
@@ -377,6 +513,16 @@ def axis_index(axis_name: AxisName) -> Array:
 
     Raises:
         AxisNameError: if an axis is not bound.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: x + lax.axis_index("i"), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+    ... )
+    >>> f(np.full(4, 10)).tolist()
+    [10, 11, 12, 13]
     """
     return bind("axis_index", axes=bound_axes(axis_name, "axis_index"))
 
@@ -386,6 +532,16 @@ def axis_size(axis_name: AxisName) -> int:
 
     Raises:
         AxisNameError: if an axis is not bound.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: x * lax.axis_size("i"), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [0, 4, 8, 12]
     """
     return positions(bound_axes(axis_name, "axis_size"))
 
@@ -402,6 +558,19 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     Raises:
         AxisNameError: if an axis is not bound.
         ArgumentError: if a value already varies over an axis, or ``to`` is something else.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pcast(lax.psum(x, "i"), "i", to="varying"),
+    ...     mesh=mesh,
+    ...     in_specs=P("i"),
+    ...     out_specs=P("i"),
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [6, 6, 6, 6]
     """
     axes = bound_axes(axis_name, "pcast")
     if to != "varying":
@@ -423,6 +592,17 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
 
 
 def pvary(x: T, axis_name: AxisName) -> T:
-    """Let values count as varying over mesh axes; those that do so already are left as they are."""
+    """Let values count as varying over mesh axes; those that do so already are left as they are.
+
+    >>> import meshard, numpy as np
+    >>> from meshard import P, lax
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4,), ("i",))
+    >>> f = meshard.shard_map(
+    ...     lambda x: lax.pvary(lax.psum(x, "i"), "i"), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+    ... )
+    >>> f(np.arange(4)).tolist()
+    [6, 6, 6, 6]
+    """
     axes = bound_axes(axis_name, "pvary")
     return _each(lambda value: bind("pcast", as_array(value), axes=axes), x)

@@ -469,7 +469,7 @@ def ragged_all_to_all(
     axis_name: AxisName,
     axis_index_groups: Groups = None,
 ) -> Array:
-    """Send rows of an array to the devices along mesh axes, a number of its own to each.
+    """Send rows of an array to the devices along mesh axes, a different number to each.
 
     The four lists have one length, a multiple ``n * k`` of the axis size ``n``; entries ``d * k``
     to ``(d + 1) * k`` are about the device at position ``d``.
@@ -495,7 +495,8 @@ def ragged_all_to_all(
         ShapeError: if shapes do not fit together, or rows are outside of an array.
         ArgumentError: if ``recv_sizes`` and ``send_sizes`` tell different sizes.
 
-    >>> import meshard, numpy as np
+    >>> import numpy as np, meshard
+    >>> from meshard.lax import ragged_all_to_all
     >>> from meshard.sharding import P
     >>> mesh = meshard.make_mesh((1,), ("i",))
     >>> def send(x, one, two):

@@ -17,7 +17,8 @@ from meshard.algebra.arguments import path_of
 from meshard.plan.captions import amount_text, size_text, time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
-from meshard.plan.show.page import Markup, element, fragment, whole_page, wide
+from meshard.plan.show.page import Markup, element, wide
+from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import line_width
 from meshard.transforms.explain.reasons import Notice
@@ -28,7 +29,7 @@ _WIDTH = 120
 _ROWS, _PAGE_ROWS = 80, 500
 _NAMES = 3
 _SPARE = ("memory", "on one device", "per device", "layout")
-_WARNINGS = 20
+_WARNINGS, _PAGE_WARNINGS = 20, 100
 
 _FIELDS = (
     *("name", "topology", "devices", "total_bytes", "bytes_per_device", "received", "seconds"),
@@ -137,7 +138,7 @@ def _summed(parts: Any) -> dict[int, int]:
 
 @final
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Drawn):
     """What a program does, what it moves, why, and how long that takes: before it runs.
 
     `meshard.explain` makes it. Printed it is a table with a row for each step, totals, and a
@@ -221,22 +222,30 @@ class Explanation:
             path: where to write it, too. Nothing is loaded from elsewhere when it is opened.
         """
         target = None if path is None else path_of(path, "Explanation.to_html")
-        text = whole_page(self._headline, self._repr_html_())
+        text = super().to_html()
         if target is not None:
             write_text(target, text, "Explanation.to_html")
         return text
 
-    def _repr_html_(self) -> Markup:
-        return fragment(self._headline, *self._parts())
+    def _title(self) -> str:
+        return self._headline
+
+    def _svg(self) -> Markup:
+        return self._timeline(f"{self._headline} of {self.topology!r}")
+
+    def _timeline(self, heading: str = "") -> Markup:
+        return timeline(self.devices, [_bar(s) for s in self.steps if s.counted], heading)
 
     def _parts(self) -> Iterator[Markup]:
         yield self._totals().html()
         if self.warnings:
             yield element("h3", "What becomes whole, or is split otherwise")
-            yield element("ul", *[element("li", _sentence(w)) for w in self.warnings])
+            shown = [element("li", _sentence(w)) for w in self.warnings[:_PAGE_WARNINGS]]
+            rest = len(self.warnings) - _PAGE_WARNINGS
+            yield element("ul", *shown, *[element("li", f"and {rest:,} more")] * (rest > 0))
         if any(s.communications for s in self.steps):
             yield element("h3", "Communication of each device")
-            yield wide(timeline(self.devices, [_bar(s) for s in self.steps if s.counted]))
+            yield wide(self._timeline())
         yield element("h3", "Steps")
         rest = len(self.steps) - _PAGE_ROWS
         notes = [f"and {rest:,} more steps"] if rest > 0 else []

@@ -82,6 +82,7 @@ def cond(
         ArgumentError: if the results' types differ.
         TreeError: if the results' tree structures differ.
 
+    >>> from meshard.lax import cond
     >>> int(cond(True, lambda x: x + 1, lambda x: x - 1, 5))
     6
     """
@@ -116,6 +117,7 @@ def switch(
         ArgumentError: if there are no functions, ``index`` is not an integer, or types differ.
         TreeError: if the results' tree structures differ.
 
+    >>> from meshard.lax import switch
     >>> int(switch(1, [lambda x: x, lambda x: 2 * x], 5))
     10
     """
@@ -273,6 +275,7 @@ def while_loop(
         ArgumentError: if the condition is not a bool, or the carry's types differ.
         TreeError: if the carry's tree structures differ.
 
+    >>> from meshard.lax import while_loop
     >>> int(while_loop(lambda x: x < 100, lambda x: 2 * x, 3))
     192
     """
@@ -379,7 +382,7 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> R:
-    """Call a function for each integer from ``lower`` up to, and without, ``upper``.
+    """Call a function for each integer from ``lower`` to before ``upper``.
 
     Args:
         lower: the first integer.
@@ -397,6 +400,7 @@ def fori_loop(
         ArgumentError: if a bound is not an integer, or the carry's types differ.
         TreeError: if the carry's tree structures differ.
 
+    >>> from meshard.lax import fori_loop
     >>> int(fori_loop(0, 5, lambda i, total: total + i, 0))
     10
     """

@@ -54,6 +54,7 @@ def scan(
         TreeError: if tree structures differ.
 
     >>> import meshard.numpy as mnp
+    >>> from meshard.lax import scan
     >>> total, running = scan(lambda c, x: (c + x, c), 0, mnp.arange(4))
     >>> int(total), running.tolist()
     (6, [0, 0, 1, 3])
@@ -138,7 +139,8 @@ def map(f: Callable[[Any], Y], xs: Any, *, batch_size: int | None = None) -> Y:
         batch_size: accepted as in JAX, where it says how many positions are computed at once.
 
     >>> import meshard.numpy as mnp
-    >>> map(lambda x: 2 * x, mnp.arange(3)).tolist()
+    >>> from meshard import lax
+    >>> lax.map(lambda x: 2 * x, mnp.arange(3)).tolist()
     [0, 2, 4]
     """
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]

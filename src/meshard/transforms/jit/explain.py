@@ -35,18 +35,25 @@ def explain(
             on it. None for one process.
         kwargs: its arguments by name.
 
+    Returns:
+        The explanation. Printed it is a table; it has ``steps``, ``total_bytes``, ``warnings`` and
+        other figures as attributes, and ``to_html`` draws it.
+
     Raises:
         ArgumentError: if ``f`` is not a function, or there is no such topology, or a device has no
             place in it. What `jit` refuses is refused here too.
 
     >>> import meshard, meshard.numpy as mnp
-    >>> mesh = meshard.make_mesh((1,), ("i",))
-    >>> x = meshard.ShapeDtypeStruct(
-    ...     (8, 8), mnp.float32, sharding=meshard.NamedSharding(mesh, meshard.P("i"))
-    ... )
-    >>> found = meshard.explain(lambda x: mnp.tanh(x).sum(), x)
-    >>> [step.name for step in found.steps], found.total_bytes
-    (['tanh', 'sum'], 0)
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.ShapeDtypeStruct((1024, 64), "float32", sharding=rows)
+    >>> found = meshard.explain(lambda x: mnp.tanh(x).sum(axis=0), x)
+    >>> for step in found.steps:
+    ...     print(step.name, step.total_bytes)
+    tanh 0
+    sum 3584
+    >>> found.total_bytes, found.peak_bytes > 0
+    (3584, True)
     """
     if isinstance(f, types.MethodType) and isinstance(f.__func__, Jitted):
         return f.__func__.lower(f.__self__, *args, **kwargs).explain(topology)

@@ -10,8 +10,18 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, Never, ParamSpec, TypeVar, final, overload
+from collections.abc import Callable, Iterator, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Never,
+    ParamSpec,
+    TypeVar,
+    final,
+    overload,
+)
 
 import numpy as np
 
@@ -21,6 +31,7 @@ from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
+from meshard.plan.show.pictured import Pictured
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
@@ -45,6 +56,9 @@ from meshard.transforms.tracing.signature import (
     said_sharding,
     trace_of,
 )
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 _NUMBERS = (int, float, complex)
 
@@ -102,17 +116,17 @@ def jit(
 ) -> Any:
     """Return a function that traces ``f`` once for each kind of arguments, and then runs the trace.
 
-    The first call with arguments of given shapes, dtypes and tree runs ``f`` on values without
-    data, which writes its operations down. The program is simplified and lowered onto how the
-    arguments lie: each operation's way is decided once, elementwise operations between
-    communications run as one, and later calls go straight to the kernels.
+    The first call with given shapes, dtypes and trees runs ``f`` on values without data, and
+    records its operations. The recorded program is simplified and fitted to how the arguments
+    are laid out: it is decided once how each operation runs, and elementwise operations between
+    communications run as one. Later calls go straight to the kernels.
 
     Args:
         f: a function of trees of arrays. Without it a decorator is returned.
-        in_shardings: for the arguments, by position, where they must lie: a sharding, a `P` where
-            a mesh is set, None where they may lie as they do, or a tree of these that is a prefix
-            of the tuple of arguments. What is not committed is placed so.
-        out_shardings: likewise for the results; None where they lie as the computation leaves them.
+        in_shardings: how the arguments must be laid out, by position: a sharding; a `P` where a
+            mesh is set; None for any layout; or a tree of these that is a prefix of the tuple of
+            arguments. Arguments that are not committed are placed accordingly.
+        out_shardings: the same for the results; None for the layout that the computation gives.
         static_argnums: positions of arguments that are not arrays, and part of the program; they
             must be hashable, and each value has a program of its own.
         static_argnames: names of such arguments.
@@ -139,11 +153,17 @@ def jit(
     Source: the semantics are those of ``jax.jit``, which is ``pjit``.
 
     >>> import meshard, meshard.numpy as mnp
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
     >>> @meshard.jit
     ... def step(x):
+    ...     print("traced with", x)
     ...     return mnp.tanh(x * 2 + 1)
-    >>> step(mnp.zeros(2)).shape
-    (2,)
+    >>> x = mnp.zeros((8, 2), device=rows)
+    >>> y = step(x)
+    traced with Traced<float64[8,2]>
+    >>> step(y).sharding.spec  # the same kind of arguments: not traced again
+    P('i',)
     """
     options = JitOptions(
         in_shardings=tuple(in_shardings) if type(in_shardings) is list else in_shardings,
@@ -164,7 +184,7 @@ pjit = jit
 
 @bounded
 @final
-class Jitted(Generic[P, R]):
+class Jitted(Pictured, Generic[P, R]):
     """What `jit` returns."""
 
     def __init__(self, f: Callable[P, R], options: JitOptions | None = None) -> None:
@@ -210,6 +230,18 @@ class Jitted(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<jit of {self._f!r}>"
+
+    def _title(self) -> str:
+        from meshard.transforms.jit.stage_page import signature_text
+
+        return f"jit of {signature_text(self._f, self._name)}"
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.transforms.jit.stage_page import jitted_parts
+
+        known = here().programs.get(self)
+        entries = [] if known is None else list(known.entries.values())
+        return jitted_parts([(e.trace, e.given, e.executable) for e in entries])
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program for such arguments, which is made if there is none yet."""

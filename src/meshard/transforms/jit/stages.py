@@ -6,9 +6,9 @@ In: a `Trace`, and how the arguments lie. Out: programs to read, to cost, and to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import optree
 
@@ -17,7 +17,9 @@ from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
+from meshard.plan.captions import count_text
 from meshard.plan.figures.topology import Topology
+from meshard.plan.show.pictured import Drawn, Pictured
 from meshard.runtime import trees
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
@@ -37,6 +39,9 @@ from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
 from meshard.transforms.tracing.tracing import unplaced_type
+
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
 
 ResultWrapper = Callable[[Array], Any]
 """Makes of one result of a jitted function what its caller gets."""
@@ -200,7 +205,7 @@ class ArgInfo:
     donated: bool
 
 
-class _Stage:
+class _Stage(Pictured):
     def __init__(self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind]) -> None:
         self._world = world
         self._trace = trace
@@ -279,6 +284,15 @@ class Traced(_Stage):
     def __str__(self) -> str:
         return listing(self._trace.program)
 
+    def _title(self) -> str:
+        steps = count_text(len(self._trace.program.eqns), "operation")
+        return f"{self.fun_name}, traced: {steps}"
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.transforms.jit.stage_page import traced_parts
+
+        return traced_parts(self._trace, self._kinds, str(self))
+
     def lower(self) -> Lowered:
         """Return the program lowered onto how the arguments lie.
 
@@ -290,7 +304,7 @@ class Traced(_Stage):
         return Lowered(self._world, self._trace, self._kinds, entry)
 
 
-class _Placed(_Stage):
+class _Placed(_Stage, Drawn):
     def __init__(
         self, world: RuntimeWorld, trace: Trace, kinds: Sequence[Kind], entry: ProgramEntry
     ) -> None:
@@ -327,6 +341,24 @@ class _Placed(_Stage):
         """
         return explained(self._world, self._trace, self._kinds, self.executable, topology)
 
+    _stage = "lowered"
+
+    def _title(self) -> str:
+        count = count_text(len(self.executable.steps), "step")
+        return f"{self.fun_name}, {self._stage}: {count}"
+
+    def _svg(self) -> Markup:
+        return self.explain()._svg()
+
+    def _parts(self) -> Iterator[Markup]:
+        from meshard.plan.show.page import folded, preformatted
+        from meshard.transforms.jit.stage_page import placed_parts
+
+        kinds = (self._entry.given, self.executable.returns)
+        yield from placed_parts(self._trace, *kinds, self.cost_analysis())
+        yield from self.explain()._parts()
+        yield folded("as text", preformatted(self.as_text()))
+
 
 @bounded
 @final
@@ -342,6 +374,8 @@ class Lowered(_Placed):
 @final
 class Compiled(_Placed):
     """A program as a function of arguments of the types that it was lowered for."""
+
+    _stage = "compiled"
 
     @property
     def input_shardings(self) -> tuple[Any, Mapping[str, Any]]:

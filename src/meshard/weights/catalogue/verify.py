@@ -7,7 +7,7 @@ tensor and box.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -16,9 +16,10 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError
+from meshard.runtime.types import Block
 from meshard.tuning import READ_BUFFER
 from meshard.weights.catalogue.raw import contiguous_boxes
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored
 
 
 @final
@@ -43,7 +44,22 @@ class Damage:
         return f"{self.file}: {where}{self.reason}"
 
 
-def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[Damage]:
+def checked_bytes(catalogue: Catalogue) -> int:
+    """Return the bytes that have checksums."""
+    return sum(
+        piece.box.volume * tensor.dtype.itemsize
+        for tensor in catalogue.tensors.values()
+        for piece in tensor.pieces
+        if piece.checksum is not None
+    )
+
+
+def verify(
+    catalogue: Catalogue,
+    process: int = 0,
+    count: int = 1,
+    told: Callable[[int], None] | None = None,
+) -> Iterator[Damage]:
     """Yield what does not have its checksum; nothing where all is as it was written.
 
     A file that has no checksums for all of it is told as well: whether it changed is not known.
@@ -52,7 +68,10 @@ def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[D
         catalogue: what was opened.
         process: which share of the pieces to read.
         count: how many processes share the work.
+        told: called with the bytes that have been read here since the last call.
     """
+    if told is not None:
+        catalogue = replace(catalogue, reader=_Counting(catalogue.reader, told))
     home = catalogue.folder
     if process == 0:
         for file in catalogue.unchecked:
@@ -75,6 +94,23 @@ def verify(catalogue: Catalogue, process: int = 0, count: int = 1) -> Iterator[D
             if piece.checksum not in (None, found):
                 reason = f"its checksum is {found:016x}, expected {piece.checksum:016x}."
                 yield Damage(file, reason, tensor.name, piece.box)
+
+
+@final
+class _Counting:
+    """A reader that tells how many bytes it has read."""
+
+    def __init__(self, reader: Reader, told: Callable[[int], None]) -> None:
+        self._reader, self._told = reader, told
+
+    def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
+        """Fill an array, as the reader does."""
+        self._reader.read(tensor, piece, box, out)
+        self._told(out.nbytes)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._reader.close()
 
 
 def piece_sum(catalogue: Catalogue, tensor: Stored, piece: Piece) -> int:

@@ -22,13 +22,14 @@ _STEP = re.compile(r"step-\d{8,}")
 def clean(path: str | Path, *, force: bool = False, dry_run: bool = False) -> list[Path]:
     """Remove what saves that were killed have left in a checkpoint or in the steps of a run.
 
-    What a save writes that still goes on stays: it is known by its job, if that runs on this host.
-    Nothing that a complete checkpoint needs is removed.
+    The files of a save that still runs stay: its job tells, if it runs on this host. Nothing that
+    a complete checkpoint needs is removed.
 
     Args:
         path: the folder of a checkpoint or of a run.
-        force: whether to remove what jobs on other hosts have left, which cannot be asked.
-        dry_run: whether to remove nothing, but return what would be.
+        force: whether to remove what jobs on other hosts have left too. Whether those still run is
+            unknown.
+        dry_run: whether to remove nothing, and return what would be removed.
 
     Returns:
         The files and folders that were left behind.
@@ -38,7 +39,8 @@ def clean(path: str | Path, *, force: bool = False, dry_run: bool = False) -> li
         CorruptFileError: if a manifest is damaged: what it needs is then unknown.
 
     >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> from pathlib import Path
+    >>> from meshard.checkpoint import clean, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(4.0)}, step=1)
     ...     left = Path(folder) / "step-00000002" / "data-host.1.1-0"

@@ -6,9 +6,7 @@ what it writes, so that memory does not grow with the tensors.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,7 +16,7 @@ from meshard.algebra.arguments import count_of, flag_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.captions import bytes_text
 from meshard.plan.figures.window import checked_window
-from meshard.plan.show.progress import progress_bar
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
 from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -36,13 +34,11 @@ from meshard.weights.native.structure import Named, structure_of
 from meshard.weights.transfer.gather import Gatherer
 from meshard.weights.transfer.reading import slab_bytes_of
 
-_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
-
 
 @final
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion does; it prints.
+    """What a conversion does. It prints as a summary.
 
     Attributes:
         source: what is read.
@@ -90,9 +86,9 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     max_bytes: int | None = None,
     dry_run: bool = False,
-    progress: bool = False,
+    progress: Progress = None,
 ) -> Conversion:
-    """Write what files hold to other files, without making arrays of it.
+    """Write what files hold to other files, without making arrays.
 
     The processes of a job share the work: each reads what it writes.
 
@@ -109,8 +105,10 @@ def convert(
         overwrite: whether what is there is replaced.
         shard_bytes: the most bytes of one of several safetensors files.
         max_bytes: the most bytes that a process holds; None for 4 MiB a thread.
-        dry_run: whether to write nothing, but say what would be done.
-        progress: whether to show a bar, on process 0.
+        dry_run: whether to write nothing, and return what would be done.
+        progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
+            longer than a second; or a function, which each process calls with the bytes that it has
+            written, and those that it will have written.
 
     Returns:
         What was done.
@@ -120,16 +118,17 @@ def convert(
         FileInUseError, StorageError, CheckpointError: see `save`.
         KeyMapError: if the map does not fit the tensors.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import convert, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder + "/a", {"w": np.zeros((4, 4), "f4")})
     ...     convert(folder + "/a", folder + "/b.safetensors", dtype="bfloat16").bytes_written
     32
     """
     what = "checkpoint.convert"
-    for name, given in (("overwrite", overwrite), ("dry_run", dry_run), ("progress", progress)):
+    for name, given in (("overwrite", overwrite), ("dry_run", dry_run)):
         flag_of(given, what, name)
+    asked = checked_progress(progress, what)
     window = checked_window(max_bytes, what)
     count_of(shard_bytes, what, "shard_bytes", least=1)
     root = Path(os.path.abspath(path_of(target, what)))
@@ -156,26 +155,13 @@ def convert(
         limits = Limits(overwrite, shard_bytes)
         request = Request(world, root, tree, {}, sources, limits, files=Gatherer(catalogue))
         total = found.bytes_written // len(world.processes)
-        shows = progress and world.process_index == world.first
-        bar = progress_bar(total, "converting") if shows else _NO_BAR
-        with bar as show:
-            job = request.job(kind, slab, told=None if show is None else _counter(show, total))
+        with telling(asked, "converting", first=world.process_index == world.first) as tell:
+            job = request.job(kind, slab, told=adding(tell, total))
             job.start()
             job.run()
     finally:
         catalogue.reader.close()
     return found
-
-
-def _counter(show: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    done = 0
-
-    def told(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        show(min(done, total), total)
-
-    return told
 
 
 def _bytes_read(catalogue: Catalogue, recipes: list[Recipe]) -> int:

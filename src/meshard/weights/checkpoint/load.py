@@ -7,7 +7,6 @@ once by the whole job.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -15,10 +14,10 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, shown
+from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, ShardingError, TreeError, did_you_mean
 from meshard.plan.figures.window import checked_window
-from meshard.plan.show.progress import progress_bar
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, home, is_function
@@ -45,7 +44,7 @@ def load(
     dtype: Any = None,
     map: KeyMap | None = None,
     max_bytes: int | None = None,
-    progress: bool = False,
+    progress: Progress = None,
 ) -> Any:
     """Load a tree of arrays, each laid out as it is wanted, whatever layout it was saved in.
 
@@ -57,7 +56,7 @@ def load(
             safetensors (one file, several with an index), Zarr, ``.npy``, HDF5.
         shardings: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
             the tree; or a function of a name and a ShapeDtypeStruct that returns one. None puts
-            arrays on the default device, or if there are several processes on all devices, whole.
+            whole arrays on the default device, or, in several processes, on all devices.
         like: a tree of arrays or ShapeDtypeStructs: only its leaves are loaded, into its structure,
             and must have its shapes and dtypes. Its shardings are taken if ``shardings`` is None.
         step: the step of a run; by default the newest that is complete.
@@ -65,7 +64,9 @@ def load(
         map: which tensors are made of which; the tree is then a dict of the map's names, unless
             ``like`` says otherwise. Elements are read where they are needed, before any cut.
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
-        progress: whether to show a bar, on process 0.
+        progress: True shows a bar on process 0, False none, and None one on a terminal if loading
+            takes longer than a second; or a function, which each process calls with the bytes that
+            it has read, and those that it will have read.
 
     Returns:
         The tree, with committed arrays where shardings were given. Names of one saved array, as of
@@ -80,8 +81,8 @@ def load(
         TreeError: if ``shardings`` is not a prefix of the tree, or if only ``like`` can make one of
             its containers again.
 
-    >>> import tempfile, numpy as np, meshard
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, meshard, tempfile
+    >>> from meshard.checkpoint import load, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(6.0).reshape(2, 3), "epoch": 3})
     ...     load(folder)
@@ -89,7 +90,7 @@ def load(
            [3., 4., 5.]], dtype=float64), 'epoch': 3}
     """
     what = "checkpoint.load"
-    flag_of(progress, what, "progress")
+    asked = checked_progress(progress, what)
     request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
     try:
         request.names()  # refused, if only `like` can make the tree, before anything is read
@@ -99,10 +100,8 @@ def load(
             told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
             meet(world, world.processes, told_of)
         total = plan.reading.bytes_read[world.process_index]
-        bar = progress_bar(total, "loading") if progress and not world.process_index else _NO_BAR
-        with bar as show:
-            told = None if show is None else _Counter(show, total).told
-            arrays = run_load(world, plan.reading, request.catalogue, told)
+        with telling(asked, "loading", first=world.process_index == world.first) as tell:
+            arrays = run_load(world, plan.reading, request.catalogue, adding(tell, total))
     finally:
         request.catalogue.reader.close()
     return request.tree(arrays)
@@ -118,10 +117,10 @@ def load_iter(
     map: KeyMap | None = None,
     max_bytes: int | None = None,
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays of a file or folder one after the other, in the order in which they lie.
+    """Yield the arrays of a file or folder one after the other, in the order of the files.
 
-    So a tree larger than memory can be passed on: what the caller no longer refers to is freed. All
-    processes of a job take all arrays, in the same order.
+    Arrays that the caller no longer refers to are freed, so a tree larger than memory can pass
+    through. All processes of a job take all arrays, in the same order.
 
     Args:
         path: see `load`.
@@ -139,8 +138,8 @@ def load_iter(
     Raises:
         MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import load_iter, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"a": np.zeros((2, 3)), "b": np.ones(4)})
     ...     [(name, x.shape) for name, x in load_iter(folder)]
@@ -162,17 +161,6 @@ def load_iter(
 
 
 _TOGETHER = 64 << 20
-_NO_BAR: contextlib.nullcontext[None] = contextlib.nullcontext()
-
-
-@final
-class _Counter:
-    def __init__(self, show: Callable[[int, int], None], total: int) -> None:
-        self._show, self._total, self._done = show, total, 0
-
-    def told(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._show(self._done, self._total)
 
 
 def plan_load(
@@ -199,8 +187,8 @@ def plan_load(
     Raises:
         MissingFileError, CorruptFileError, CheckpointError, ShardingError, TreeError: see `load`.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import plan_load, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.zeros((512, 512))})
     ...     plan_load(folder).bytes_read

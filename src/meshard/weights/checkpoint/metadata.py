@@ -5,14 +5,15 @@ In: a path. Out: shapes, dtypes and saved layouts, as a value that prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import bytes_text, count_text, size_text
+from meshard.plan.show.pictured import Pictured
 from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
@@ -21,12 +22,15 @@ from meshard.weights.checkpoint.opening import Files, opened
 from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 
-_ROWS = 24
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
+
+_ROWS, _PAGE_ROWS = 24, 200
 
 
 @final
 @dataclass(frozen=True)
-class Metadata:
+class Metadata(Pictured):
     """What a file or folder of arrays holds; it prints as a table.
 
     Attributes:
@@ -64,6 +68,12 @@ class Metadata:
     def __str__(self) -> str:
         return self.table().text()
 
+    def _title(self) -> str:
+        return f"{self.path}: {count_text(len(self.tensors), 'tensor')}, {size_text(self.nbytes)}"
+
+    def _parts(self) -> Iterator[Markup]:
+        yield self.table(_PAGE_ROWS).html()
+
     def table(self, rows: int | None = _ROWS) -> Table:
         """Return the tensors as a table, the first so many of them; None for all."""
         if rows is not None:
@@ -84,7 +94,13 @@ class Metadata:
             f"{count_text(count, 'tensor')}, {bytes_text(self.nbytes)}, in "
             f"{count_text(files, 'file')} ({self.format})"
         )
-        return Table(("tensor", "type", "bytes", "saved as"), lines, "<<><", notes)
+        return Table(
+            ("tensor", "type", "bytes", "saved as"),
+            lines,
+            "~<>~",
+            notes,
+            spare=("bytes", "saved as"),
+        )
 
     def _type(self, name: str) -> str:
         struct = self.tensors[name]
@@ -112,8 +128,8 @@ def metadata(path: Files, *, step: int | None = None) -> Metadata:
         MissingFileError: if there is no complete checkpoint, or one of its files is missing.
         CorruptFileError: if a file is cut off, was changed, or contradicts another one.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import metadata, save
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.zeros((2, 3), "f4"), "epoch": 3})
     ...     found = metadata(folder)

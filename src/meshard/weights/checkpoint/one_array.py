@@ -34,7 +34,7 @@ def save(path: str | Path, x: ArrayLike, *, overwrite: bool = True, dtype: Any =
 
     >>> import tempfile, numpy as np, meshard
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(folder + "/x.npy", meshard.numpy.arange(6).reshape(2, 3))
+    ...     meshard.save(folder + "/x.npy", meshard.numpy.arange(6).reshape(2, 3))
     ...     np.load(folder + "/x.npy")
     array([[0, 1, 2],
            [3, 4, 5]])
@@ -63,7 +63,7 @@ def load(path: str | Path, sharding: Any = None, *, dtype: Any = None) -> Array:
     >>> import tempfile, numpy as np, meshard
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(folder + "/x.npy", np.arange(4.0))
-    ...     load(folder + "/x.npy", meshard.devices()[0])
+    ...     meshard.load(folder + "/x.npy", meshard.devices()[0])
     Array([0., 1., 2., 3.], dtype=float64)
     """
     found = flatten(loading.load(path, sharding, dtype=dtype))[0]

@@ -36,9 +36,10 @@ class RankFiles:
     Raises:
         ArgumentError: if ``paths`` does not hold paths, or ``dims`` not dims by pattern.
 
-    >>> import tempfile, numpy as np
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import RankFiles
     >>> from safetensors.numpy import save_file
-    >>> from meshard.weights.checkpoint.load import load
+    >>> from meshard.checkpoint import load
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     paths = [f"{folder}/{rank}.safetensors" for rank in range(2)]
     ...     for path in paths:

@@ -22,6 +22,7 @@ from meshard.errors import (
     ArgumentError,
 )
 from meshard.plan.figures.window import checked_window
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
@@ -47,11 +48,12 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     max_bytes: int | None = None,
     wait: bool = True,
+    progress: Progress = None,
 ) -> SaveHandle:
     """Save a tree of arrays.
 
     All processes of a job call this together, with the same tree. Each writes the boxes that it
-    holds; of replicas one writes. A save that fails, or is killed, at any moment leaves what was
+    holds; of replicas one writes. A save that fails or is killed, at any moment, leaves what was
     there before.
 
     Args:
@@ -63,14 +65,17 @@ def save(
             Face's libraries read it; ``"safetensors-ranks"``, a folder with a file for each device;
             ``"npy"``. None: by the path's suffix, and meshard's own without one.
         step: the number of the step, which is saved in a folder of its own.
-        keep: how many of the newest steps are kept; None for all.
+        keep: how many of the newest steps to keep; None for all.
         overwrite: whether what is there is replaced.
         dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
         map: which tensors are made of which arrays of the tree; their names are the map's.
         shard_bytes: the most bytes of one of several safetensors files.
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
-        wait: whether to return only when the checkpoint is complete. Otherwise it is written behind
-            the program, which may go on, delete and donate the arrays.
+        wait: whether to return only when the checkpoint is complete. Otherwise it is written in the
+            background, while the program may go on, and delete or donate the arrays.
+        progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
+            longer than a second; or a function, which each process calls with the bytes that it has
+            written, and those that it will have written. A save in the background shows none.
 
     Returns:
         The handle of the save: `SaveHandle.wait` raises its error.
@@ -83,7 +88,8 @@ def save(
         UnequalError: if the processes give different values for a leaf that is not spread.
         DeletedArrayError: if an array was deleted.
 
-    >>> import tempfile, numpy as np, meshard
+    >>> import numpy as np, meshard, tempfile
+    >>> from meshard.checkpoint import save
     >>> tree = {"w": meshard.numpy.arange(6.0), "epoch": 3}
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     handle = save(folder + "/run", tree)
@@ -93,6 +99,7 @@ def save(
     what = "checkpoint.save"
     for name, given in (("overwrite", overwrite), ("wait", wait)):
         flag_of(given, what, name)
+    asked = checked_progress(progress, what)
     window = checked_window(max_bytes, what)
     count_of(shard_bytes, what, "shard_bytes", least=1)
     root, after = _place(path, step, keep, what)
@@ -107,13 +114,15 @@ def save(
     limits = Limits(overwrite, shard_bytes)
     request = Request(world, root, found, held, sources, limits, after)
     slab = slab_bytes_of(window, len(world.processes), world.workers.threads)
-    job = request.job(kind, slab, wait=wait)
     handle = SaveHandle(root)
-    if wait:
+    if not wait:
+        handle._start(world, request.job(kind, slab, wait=False).run_alone)
+        return handle
+    total = sum([s.entry.nbytes for s in sources]) // len(world.processes)
+    with telling(asked, "saving", first=world.process_index == world.first) as tell:
+        job = request.job(kind, slab, told=adding(tell, total))
         job.start()
         job.run()
-    else:
-        handle._start(world, job.run_alone)
     return handle
 
 
@@ -152,12 +161,11 @@ _SHARE = 8
 
 @final
 class SaveHandle:
-    """A save that goes on behind the program.
+    """A save that goes on in the background.
 
-    It takes a small part of a core, so that the program's steps take about as long as without it;
-    from the moment that something waits for it, it does not pause any more.
-    Its error is raised by `wait`; one that nobody has asked for is written to the standard error
-    when the program ends, which waits for all saves.
+    It uses a small part of a core, so the program's steps take about as long as without it. Once
+    something waits for it, it no longer pauses. `wait` raises its error. The program waits for
+    all saves when it ends, and writes errors that nobody has asked for to standard error.
 
     Attributes:
         path: the checkpoint's folder.

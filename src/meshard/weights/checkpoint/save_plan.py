@@ -26,11 +26,11 @@ from meshard.weights.native.structure import named
 @final
 @dataclass(frozen=True)
 class SavePlan:
-    """What a save in meshard's own format writes; it prints.
+    """What a save in meshard's own format writes. It prints as a summary.
 
     Attributes:
         bytes_written: the bytes of elements that each process writes, by its number.
-        manifest: the text of the manifest, but for what is known only afterwards.
+        manifest: the text of the manifest, except for what is known only afterwards.
         arrays: how many arrays are saved.
     """
 
@@ -76,6 +76,7 @@ def plan_save(tree: Any, *, dtype: Any = None) -> SavePlan:
         CheckpointError: if a leaf cannot be saved.
 
     >>> import numpy as np
+    >>> from meshard.checkpoint import plan_save
     >>> print(plan_save({"w": np.zeros((512, 512), "f4")}).nbytes)
     1048576
     """

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from meshard.errors import CorruptFileError, MissingFileError
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
 from meshard.runtime.world import here
-from meshard.weights.catalogue.verify import Damage
+from meshard.weights.catalogue.verify import Damage, checked_bytes
 from meshard.weights.catalogue.verify import verify as damages
 from meshard.weights.checkpoint.opening import Files, is_checkpoint, opened
 
 
-def verify(path: Files, *, step: int | None = None) -> list[Damage]:
+def verify(path: Files, *, step: int | None = None, progress: Progress = None) -> list[Damage]:
     """Return what is damaged in a file or folder: nothing, if all is as it was written.
 
     The processes of a job share the work; all get the whole list. A file of another program that
@@ -24,13 +25,16 @@ def verify(path: Files, *, step: int | None = None) -> list[Damage]:
     Args:
         path: see `load`.
         step: see `load`.
+        progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
+            longer than a second; or a function, which each process calls with the bytes that it has
+            read, and about those that it will have read.
 
     Raises:
         MissingFileError: if there is no complete checkpoint at all.
         StorageError: if a file may not be read.
 
-    >>> import pathlib, tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, pathlib, tempfile
+    >>> from meshard.checkpoint import save, verify
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = save(folder, {"w": np.arange(100.0)})
     ...     (file,) = pathlib.Path(folder).glob("data-*/*")
@@ -41,6 +45,7 @@ def verify(path: Files, *, step: int | None = None) -> list[Damage]:
     [('w', '[0:100]')]
     """
     what = "checkpoint.verify"
+    asked = checked_progress(progress, what)
     world = here()
     everybody = world.processes
     if world.process_count > 1:
@@ -54,7 +59,10 @@ def verify(path: Files, *, step: int | None = None) -> list[Damage]:
         found.append(Damage(str(path), str(error)))
     else:
         try:
-            found += damages(catalogue, world.place, len(world.processes))
+            count = len(everybody)
+            total = checked_bytes(catalogue) // count
+            with telling(asked, "verifying", first=world.process_index == world.first) as tell:
+                found += damages(catalogue, world.place, count, adding(tell, total))
         finally:
             catalogue.reader.close()
     told: list[Any] = world.transport.all_gather(found, everybody)

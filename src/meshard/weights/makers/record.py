@@ -68,6 +68,7 @@ def record(loader: Loader, sources: Sources) -> KeyMap:
             message names its line.
 
     >>> import numpy as np
+    >>> from meshard.checkpoint import record
     >>> def loader(w):
     ...     return {"qkv": np.concatenate([w["q"], w["k"], w["v"]]).T}
     >>> map = record(loader, {n: ((4, 8), "f4") for n in "qkv"})

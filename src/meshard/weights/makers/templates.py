@@ -35,6 +35,7 @@ def template(model: str, **config: Any) -> KeyMap:
     Raises:
         KeyMapError: if the model is not known, or takes other parameters.
 
+    >>> from meshard.checkpoint import template
     >>> [rule.key for rule in template("llama", heads=32, kv_heads=8, ranks=16).rules][:4]
     ['repeat', 'repeat', 'fuse', 'keep']
     >>> print(template("bert", prefix="bert.").to_toml()[:60])

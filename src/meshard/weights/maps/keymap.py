@@ -17,7 +17,9 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
+from meshard.plan.show.pictured import Printed
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import columns
 from meshard.runtime.types import dtype_name
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.casts import dtype_named
@@ -59,7 +61,7 @@ class Stage:
 @final
 @dataclass(frozen=True)
 class Mapped:
-    """What a map makes of some tensors.
+    """What a map makes of given tensors.
 
     Attributes:
         recipes: how each tensor is made, by name.
@@ -97,7 +99,9 @@ class Mapped:
         ]
         left = len(self.recipes) - len(listed)
         notes = [f"... and {left:,} more"] if left else []
-        return Table(("tensor", "shape", "dtype", "made of", "how"), rows, "<<<<<", notes)
+        return Table(
+            ("tensor", "shape", "dtype", "made of", "how"), rows, "~<<~~", notes, spare=("shape",)
+        )
 
     def check_shardings(
         self, shardings: Mapping[str, Sharding]
@@ -116,7 +120,7 @@ class Mapped:
         return scales.check_cuts(self.recipes, self.scales, shardings)
 
     def __str__(self) -> str:
-        return self.table(_ROWS).text(None)
+        return self.table(_ROWS).text(columns())
 
 
 def _made_of(sources: Sequence[str]) -> str:
@@ -127,7 +131,7 @@ def _made_of(sources: Sequence[str]) -> str:
 
 @final
 @dataclass(frozen=True, init=False)
-class KeyMap:
+class KeyMap(Printed):
     """Which tensors become which: a list of rules, applied to whole tensors before any cut.
 
     Args:
@@ -142,6 +146,7 @@ class KeyMap:
     ``{e}``), ``{name}`` for one part of a name without dots, ``{*}`` and ``{name*}``
     for any text.
 
+    >>> from meshard.checkpoint import KeyMap
     >>> layer = "model.layers.{i}.self_attn."
     >>> map = KeyMap().fuse(
     ...     [f"{layer}{w}_proj.weight" for w in "qkv"],
@@ -189,7 +194,7 @@ class KeyMap:
         return self.add(rules.Rename(source, to, optional=optional))
 
     def keep(self, source: str, *, optional: bool = False) -> KeyMap:
-        """Keep tensors as they are: what says that no rule for them is missing."""
+        """Keep tensors as they are, so that ``rest`` does not refuse them."""
         return self.add(rules.Keep(source, optional=optional))
 
     def drop(self, source: str, *, optional: bool = False) -> KeyMap:
@@ -221,7 +226,7 @@ class KeyMap:
     def split(
         self, source: str, to: Sequence[str], *, sizes: Sequence[int] | None = None, **how: Any
     ) -> KeyMap:
-        """Part a tensor along a dim into several: the opposite of `fuse`.
+        """Split a tensor along a dim into several: the opposite of `fuse`.
 
         Args:
             source: the pattern of the tensor.
@@ -242,13 +247,13 @@ class KeyMap:
 
         >>> w = {f"experts.{e}.w1": ((4, 2), "f4") for e in range(8)}
         >>> print(KeyMap().stack("experts.{e}.w1", "w1").apply(w))
-        tensor  shape      dtype    made of                          how
+        tensor  shape      dtype    made of                            how
         w1      [8, 4, 2]  float32  experts.0.w1 ... experts.7.w1 (8)  stack
         """
         return self.add(rules.Stack(source, to, dim=dim))
 
     def unstack(self, source: str, to: str, *, dim: int = 0) -> KeyMap:
-        """Part tensors along a dim into numbered tensors without it.
+        """Split tensors along a dim into numbered tensors without that dim.
 
         >>> list(KeyMap().unstack("w1", "experts.{e}.w1").apply({"w1": ((2, 4), "f4")}).recipes)
         ['experts.0.w1', 'experts.1.w1']
@@ -256,7 +261,7 @@ class KeyMap:
         return self.add(rules.Unstack(source, to, dim=dim))
 
     def transpose(self, source: str, perm: Sequence[int] | None = None) -> KeyMap:
-        """Put the dims in another order; in the opposite one if none is given."""
+        """Put the dims in another order; by default reverse them."""
         listed = None if perm is None else _listed(perm, "KeyMap.transpose", "perm", "dims")
         return self.add(in_place.Transpose(source, listed))
 
@@ -338,7 +343,7 @@ class KeyMap:
         return self.add(rules.Tie(source, to))
 
     def untie(self, source: str) -> KeyMap:
-        """Make tensors of their own of what are other names of tensors."""
+        """Make other names of tensors into tensors of their own: the opposite of `tie`."""
         return self.add(rules.Untie(source))
 
     def scales(
@@ -412,7 +417,7 @@ class KeyMap:
         return str(self.apply(sources, tied=tied))
 
     def inverse(self, sources: Sources, *, tied: Mapping[str, str] | None = None) -> KeyMap:
-        """Return the map that makes the sources again of what this one makes of them.
+        """Return the map that turns what this one makes back into its sources.
 
         It is checked on the given shapes, element by element, before it is returned.
 
@@ -470,7 +475,7 @@ class KeyMap:
             for k, rule in enumerate(stage.rules, 1):
                 rows.append((str(k), *rule.cells))
         notes = [f"rest: {self.stages[0].rest}"] if len(self.stages) == 1 else []
-        return Table(("", "rule", "from", "to", "how"), rows, "><<<<", notes).text(None)
+        return Table(("", "rule", "from", "to", "how"), rows, "><~~~", notes).text(columns())
 
     def __repr__(self) -> str:
         return f"<KeyMap of {len(self.rules)} rules>"

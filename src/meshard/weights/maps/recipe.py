@@ -100,6 +100,21 @@ class Term:
         """Yield the parts of the term that are made of elements of a box of the source."""
         yield from _within(self, box, of_source=True)
 
+    def slabs(self, most: int) -> Iterator[Term]:
+        """Yield parts of the term with at most that many elements of the source, or with one.
+
+        They have no element of the source in common: a direction in which one is repeated stays
+        whole.
+        """
+        which = next((k for k, s in enumerate(self.strides) if s.source is not None), None)
+        if self.unique <= most or which is None:
+            yield self
+            return
+        size = self.strides[which].size
+        step = max(1, most * size // self.unique)
+        for at in range(0, size, step):
+            yield from _narrowed(self, which, at, min(step, size - at)).slabs(most)
+
     def source_view(self, block: Block, origin: Sequence[int]) -> Block:
         """Return the region as a view of a block of the source.
 

@@ -54,6 +54,7 @@ def reshard_iter(
             `reshard`.
 
     >>> import numpy as np, meshard
+    >>> from meshard.resharding import reshard_iter
     >>> tree = {"a": np.arange(4), "b": np.ones(3)}
     >>> [(name, y.shape) for name, y in reshard_iter(tree, meshard.devices()[0])]
     [('a', (4,)), ('b', (3,))]

@@ -7,23 +7,21 @@ any cut.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, final, overload
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, function_of, instance_of
+from meshard.algebra.arguments import flag_of, instance_of
 from meshard.errors import ArgumentError
 from meshard.plan.figures.window import checked_window
 from meshard.plan.move.wires import Wire
-from meshard.plan.show.progress import progress_bar
+from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.missing import alive_ids, alive_part
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.moving.moved import Progress
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, is_function
 from meshard.runtime.moving.reshard import Options, resharded
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -114,8 +112,10 @@ def reshard(
         max_bytes: the most bytes in flight from and to one process at once, besides source and
             destination; None for no limit. Within one process nothing is in flight.
         progress: called with the bytes that have arrived in this process, and the bytes that will;
-            True shows a bar. An exception that it raises is raised when nothing is half moved; in
-            a program of several processes when all has arrived, since the others take part.
+            True shows a bar on process 0, False none, and None one on a terminal if large arrays
+            take longer than a second to arrive. An exception that it raises is raised when nothing
+            is half moved; in a program of several processes when all has arrived, since the others
+            take part.
         alive: the devices, or their ids, that still hold their data; by default those of the
             processes that take part. What others hold comes from its replicas.
         dtype: what floats are cast to, or integers if it is an integer dtype; on the side where
@@ -144,11 +144,14 @@ def reshard(
     Only a large donated array that was on its way when another process failed is lost.
 
     >>> import numpy as np, meshard
-    >>> x = reshard(np.arange(4), meshard.devices()[0])
-    >>> x.committed
-    True
-    >>> y = reshard({"w": x + 0.5}, meshard.devices()[0], dtype="bfloat16")
-    >>> y["w"].dtype
+    >>> from meshard import NamedSharding, P
+    >>> meshard.config.update("num_devices", 8)
+    >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+    >>> x = meshard.device_put(np.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("x")))
+    >>> y = meshard.reshard(x, NamedSharding(mesh, P(None, "y")))
+    >>> y.sharding.spec, y.addressable_data(0).shape, bool((x == y).all())
+    (P(None, 'y'), (8, 4), True)
+    >>> meshard.reshard({"w": x}, NamedSharding(mesh, P("y")), dtype="bfloat16")["w"].dtype
     dtype(bfloat16)
     """
     options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress, alive)
@@ -262,8 +265,9 @@ class _Mapping:
         if world.ledgers:
             self._note(world, results, arrays)
         total = sum([b.volume * r.recipe.dtype.itemsize for r in results for b in _mine(world, r)])
-        with _shown(options.progress, total) as told:
-            made = move(world, results, sources, window, told)
+        progress = checked_progress(options.progress, what)
+        with telling(progress, "resharding", first=world.process_index == world.first) as tell:
+            made = move(world, results, sources, window, adding(tell, total))
         found = {r.name: a for r, a in zip(results, made, strict=True)}
         if donate:
             for leaf in self._tree.arrays.values():
@@ -304,23 +308,3 @@ class _Mapping:
 
 def _mine(world: RuntimeWorld, result: Result) -> list[Any]:
     return [box for _, box, holders in result.pieces if world.process_index in holders]
-
-
-@contextlib.contextmanager
-def _shown(progress: Progress, total: int) -> Any:
-    """Yield what is called with the bytes that have arrived."""
-    if not progress:
-        yield None
-        return
-    bar = progress_bar(total) if progress is True else contextlib.nullcontext(progress)
-    if progress is not True:
-        function_of(progress, "reshard", "progress", "True shows a bar.")
-    with bar as show:
-        done = 0
-
-        def told(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            show(done, total)
-
-        yield told

@@ -25,7 +25,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def steps(path: str | Path) -> list[int]:
-    """Return the steps of a run that are complete, in ascending order.
+    """Return the complete steps of a run, in ascending order.
 
     Args:
         path: the folder that was given to `save` together with ``step``.
@@ -34,8 +34,8 @@ def steps(path: str | Path) -> list[int]:
         MissingFileError: if there is no such folder.
         StorageError: if it may not be read.
 
-    >>> import tempfile, numpy as np
-    >>> from meshard.weights.checkpoint.save import save
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import latest, save, steps
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for step in (10, 20, 30):
     ...         _ = save(folder, {"w": np.arange(4.0)}, step=step, keep=2)
@@ -54,7 +54,7 @@ def steps(path: str | Path) -> list[int]:
 
 
 def latest(path: str | Path) -> int | None:
-    """Return the newest step of a run that is complete; None if there is none.
+    """Return the newest complete step of a run; None if there is none.
 
     Args:
         path: the folder that was given to `save` together with ``step``.

@@ -143,23 +143,30 @@ class Exchange:
             target: the box, who takes it, and where it goes here.
             sources: where the recipe's sources are.
         """
-        me = self._world.process_index
-        if target.block is not None:
-            for fill in recipe.fills:
-                filled = fill.box.intersect(target.box)
-                if filled.volume:
-                    target.block[filled.within(target.box).slices] = fill.value
+        fill(recipe, target)
         for term in recipe.terms:
-            source = sources[term.source]
-            for part in term.within_target(target.box):
-                around = part.source_box
-                for number, piece in enumerate(source.disjoint):
-                    if not piece.box.intersect(around).volume:
-                        continue
-                    if me not in piece.holders and me not in target.holders:
-                        continue
-                    for region in part.within_source(piece.box):
-                        self._add(region, number, piece, target, (source.dtype, recipe.dtype))
+            for region in term.within_target(target.box):
+                self.add_region(region, recipe.dtype, target, sources[term.source])
+
+    def add_region(
+        self, region: Term, dtype: np.dtype[np.generic], target: Part, source: Held
+    ) -> None:
+        """Add elements of a result that one source gives; each crosses once, even if repeated.
+
+        Args:
+            region: the elements, within the target's box.
+            dtype: the result's dtype.
+            target: a box of the result, who takes it, and where it is here.
+            source: where the source is.
+        """
+        me, around = self._world.process_index, region.source_box
+        for number, piece in enumerate(source.disjoint):
+            if not piece.box.intersect(around).volume:
+                continue
+            if me not in piece.holders and me not in target.holders:
+                continue
+            for part in region.within_source(piece.box):
+                self._add(part, number, piece, target, (source.dtype, dtype))
 
     def _add(
         self,
@@ -218,6 +225,17 @@ class Exchange:
                 sorted(self._sends.items()), sorted(self._receives.items())
             )
         self._world.workers.run(self._arrived)
+
+
+def fill(recipe: Recipe, target: Part) -> int:
+    """Fill what is padding in a box of a result, if it is here, and return the bytes of it."""
+    if target.block is None:
+        return 0
+    boxes = [(f.box.intersect(target.box), f.value) for f in recipe.fills]
+    for box, value in boxes:
+        if box.volume:
+            target.block[box.within(target.box).slices] = value
+    return sum(box.volume for box, _ in boxes) * target.block.itemsize
 
 
 def unique_view(region: Term, view: Block) -> Block:

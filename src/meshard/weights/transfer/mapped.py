@@ -6,7 +6,6 @@ results are filled slab by slab, so that no more is on its way than is allowed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +13,10 @@ from typing import final
 
 from meshard.algebra.box import Box
 from meshard.runtime.array.array import Array
-from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.maps.recipe import Recipe, Term
-from meshard.weights.transfer.exchange import Exchange, Held, Part, pieces_of
-from meshard.weights.transfer.slabs import slabs_of
+from meshard.weights.transfer.exchange import Exchange, Held, Part, fill, pieces_of
 
 _TOGETHER = 64 << 20
 """Bytes of results that are exchanged together, if memory is not limited."""
@@ -43,13 +40,11 @@ class Result:
 @final
 @dataclass(frozen=True)
 class _Slab:
-    """A box of one piece of a result."""
+    """Elements of one piece of a result that one source gives."""
 
-    result: int
-    piece: int
-    home: Box
-    box: Box
-    holders: tuple[int, ...]
+    result: Result
+    target: Part
+    region: Term
 
 
 def move(
@@ -76,37 +71,46 @@ def move(
         for number in type_.local:
             mine[number] = allocate(type_.layout.box(number).shape, type_.dtype)
         blocks.append(mine)
-    for group in _groups(results, window):
+    targets = [
+        (result, Part(box, holders, own[number]))
+        for result, own in zip(results, blocks, strict=True)
+        for number, box, holders in result.pieces
+    ]
+    filled = sum([fill(result.recipe, target) for result, target in targets])
+    for group in _groups(targets, sources, window):
         exchange = Exchange(world)
-        filled = 0
         for slab in group:
-            block = blocks[slab.result][slab.piece]
-            place = None if block is None else view_of(block, slab.box.within(slab.home).slices)
-            recipe = results[slab.result].recipe
-            exchange.add(recipe, Part(slab.box, slab.holders, place), sources)
-            filled += 0 if place is None else place.nbytes
+            dtype, source = slab.result.recipe.dtype, sources[slab.region.source]
+            exchange.add_region(slab.region, dtype, slab.target, source)
+            filled += 0 if slab.target.block is None else slab.region.volume * dtype.itemsize
         exchange.run()
         if told is not None and filled:
             told(filled)
+        filled = 0
+    if told is not None and filled:
+        told(filled)
     return [Array(r.type_, tuple(b)) for r, b in zip(results, blocks, strict=True)]
 
 
-def _groups(results: Sequence[Result], window: int | None) -> Iterator[list[_Slab]]:
+def _groups(
+    targets: Sequence[tuple[Result, Part]], sources: Mapping[str, Held], window: int | None
+) -> Iterator[list[_Slab]]:
     """Yield slabs that are exchanged together, the same groups on all processes."""
     most = _TOGETHER if window is None else max(1, window // 2)
     group: list[_Slab] = []
     size = 0
-    for number, result in enumerate(results):
-        itemsize = result.recipe.dtype.itemsize
-        for piece, home, holders in result.pieces:
-            order = range(len(home.starts))
-            for box in slabs_of(home, order, max(1, most // (itemsize * len(holders)))):
-                nbytes = box.volume * itemsize * len(holders)
-                if group and size + nbytes > most:
-                    yield group
-                    group, size = [], 0
-                group.append(_Slab(number, piece, home, box, holders))
-                size += nbytes
+    for result, target in targets:
+        for term in result.recipe.terms:
+            itemsize = min(sources[term.source].dtype.itemsize, result.recipe.dtype.itemsize)
+            each = itemsize * len(target.holders)  # bytes that cross for an element, at most
+            for part in term.within_target(target.box):
+                for region in part.slabs(max(1, most // each)):
+                    nbytes = region.unique * each
+                    if group and size + nbytes > most:
+                        yield group
+                        group, size = [], 0
+                    group.append(_Slab(result, target, region))
+                    size += nbytes
     if group:
         yield group
 
@@ -136,11 +140,9 @@ def received(results: Sequence[Result], sources: Mapping[str, Array]) -> Iterato
 def _lacked(part: Term, source: Array, device: int) -> int:
     """Return how many elements of a region a device does not hold, each counted once."""
     layout = source._type.layout
-    needed = math.prod([s.size for s in part.strides if s.source is not None])
+    needed = part.unique
     own = layout.piece_of.get(device)
     if own is not None:
         inside = part.within_source(layout.box(own))
-        needed -= sum(
-            [math.prod([s.size for s in p.strides if s.source is not None]) for p in inside]
-        )
+        needed -= sum([p.unique for p in inside])
     return needed

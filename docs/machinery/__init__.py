@@ -1,0 +1,1 @@
+"""What the site is built with, beside Sphinx: extensions that conf.py names."""
