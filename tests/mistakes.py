@@ -759,9 +759,9 @@ mistake(
 )
 mistake(
     "a value of a setting misspelt",
-    'meshard.config.update("jit_compiler", "lvm")',
+    'meshard.config.update("default_float", "float23")',
     "ArgumentError",
-    "Did you mean 'llvm'?",
+    "Did you mean 'float32'",
 )
 mistake(
     "x64 of JAX", 'meshard.config.update("jax_enable_x64", True)', "ConfigError", "settings are"

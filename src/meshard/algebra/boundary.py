@@ -210,13 +210,16 @@ def _entries(table: bytes) -> Iterator[_Entry]:
 
 
 @cache
-def _number(number: int, first: int = 0) -> bytes:
-    """Return one number of an exception table; the first one of a line is marked."""
-    digits = [number & 0x3F]
-    while number := number >> 6:
-        digits.append(0x40 | number & 0x3F)
-    digits[-1] |= first
-    return bytes(reversed(digits))
+def _line(entry: _Entry) -> bytes:
+    """Return a line of an exception table; its first byte is marked."""
+    line = bytearray()
+    for number in entry:
+        digits = [number & 0x3F]
+        while number := number >> 6:
+            digits.append(0x40 | number & 0x3F)
+        line += bytes(reversed(digits))
+    line[0] |= 0x80
+    return bytes(line)
 
 
 def _with_handler(handler: _Handler, code: CodeType) -> CodeType:
@@ -224,25 +227,19 @@ def _with_handler(handler: _Handler, code: CodeType) -> CodeType:
     body = code.co_code
     end = len(body) // _UNIT
     more, lines, guarded = handler.calling(len(code.co_consts))
-    entries: list[_Entry] = []
-    at = 0
-    for entry in _entries(code.co_exceptiontable):
+    table, at = b"", 0
+    for entry in _entries(code.co_exceptiontable) if code.co_exceptiontable else ():
         if entry[0] > at:
-            entries.append((at, entry[0] - at, end, 0))
-        entries.append(entry)
+            table += _line((at, entry[0] - at, end, 0))
+        table += _line(entry)
         at = entry[0] + entry[1]
     if end > at:
-        entries.append((at, end - at, end, 0))
-    cleanup = end + guarded + handler.distance
-    entries.append((end, guarded, cleanup, handler.depth))
-    table = [
-        _number(start, 0x80) + _number(size) + _number(target) + _number(depth)
-        for start, size, target, depth in entries
-    ]
+        table += _line((at, end - at, end, 0))
+    table += _line((end, guarded, end + guarded + handler.distance, handler.depth))
     return code.replace(
         co_code=body + more,
         co_consts=(*code.co_consts, _leave),
-        co_exceptiontable=b"".join(table),
+        co_exceptiontable=table,
         co_linetable=code.co_linetable + lines,
         co_stacksize=max(code.co_stacksize, handler.stack),
     )
@@ -287,18 +284,24 @@ def bound_all(values: Iterable[object]) -> None:
     the functions, return by their annotations.
     """
     todo = list(values)
+    seen: set[tuple[str, object]] = set()
     while todo:
         value = todo.pop()
-        if isinstance(value, type):
+        if isinstance(value, FunctionType):
+            if is_library(value.__module__ or ""):
+                _bound(value)
+                named = value.__module__, value.__annotations__.get("return")
+                if named not in seen:
+                    seen.add(named)
+                    todo.extend(_named(*named))
+        elif isinstance(value, type):
             if value not in _known and is_library(value.__module__):
                 _known.add(value)
                 todo.extend((type(value), *value.__mro__[1:], *_members(value)))
-                todo.extend(_named(get_annotations(value).values(), value))
+                for annotation in get_annotations(value).values():
+                    todo.extend(_named(value.__module__, annotation))
         elif isinstance(value, MethodType):
             todo.append(value.__func__)
-        elif isinstance(value, FunctionType) and is_library(value.__module__ or ""):
-            _bound(value)
-            todo.extend(_named((value.__annotations__.get("return"),), value))
 
 
 def _members(kind: type) -> Iterator[object]:
@@ -316,12 +319,11 @@ def _members(kind: type) -> Iterator[object]:
             yield value
 
 
-def _named(annotations: Iterable[object], owner: type | FunctionType) -> Iterator[object]:
-    """Yield the classes that annotations name, where their module knows them when it runs."""
-    module = sys.modules.get(owner.__module__)
-    found = vars(module) if module else {}
-    for annotation in annotations:
-        for name in _NAME.findall(annotation) if isinstance(annotation, str) else ():
+def _named(module: str, annotation: object) -> Iterator[type]:
+    """Yield the classes that an annotation names, where its module knows them when it runs."""
+    if isinstance(annotation, str) and module in sys.modules:
+        found = vars(sys.modules[module])
+        for name in _NAME.findall(annotation):
             value = found.get(name)
             if isinstance(value, type):
                 yield value
