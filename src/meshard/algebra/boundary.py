@@ -17,9 +17,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, lru_cache, wraps
 from inspect import get_annotations
-from types import CodeType, FunctionType, MethodType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import ParamSpec, TypeVar, final
 
 from meshard.errors import MeshardError
@@ -53,23 +53,35 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 
     Frames of packages that the library has called go too, but not those that the user has called.
     """
-    nodes: list[tuple[TracebackType, bool]] = []
-    inside = False
+    nodes: list[TracebackType] = []
+    inside = cut = False
     while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__") or ""
-        inside = is_library(module) or (inside and module.partition(".")[0] in _BELOW)
-        nodes.append((trace, inside))
-        trace = trace.tb_next
-    kept: TracebackType | None = None
-    whole = True  # whether all behind this place is kept, and can be as it is
-    for node, inside in reversed(nodes):
+        belongs = _belongs(trace.tb_frame)
+        inside = belongs == "library" or (inside and belongs == "packages")
         if inside:
-            whole = False
-        elif whole:
-            kept = node
+            cut = True
         else:
-            kept = TracebackType(kept, node.tb_frame, node.tb_lasti, node.tb_lineno)
+            nodes.append(trace)
+        trace = trace.tb_next
+    if not cut:
+        return nodes[0] if nodes else None
+    kept: TracebackType | None = None
+    for node in reversed(nodes):  # others may hold these: they are not changed
+        kept = TracebackType(kept, node.tb_frame, node.tb_lasti, node.tb_lineno)
     return kept
+
+
+def _belongs(frame: FrameType) -> str:
+    """Return whose frame it is: the library's, another package's that it may call, or users'."""
+    name = frame.f_globals.get("__name__")
+    return _whose(name) if isinstance(name, str) else "users"
+
+
+@lru_cache(4096)
+def _whose(module: str) -> str:
+    if is_library(module):
+        return "library"
+    return "packages" if module.partition(".")[0] in _BELOW else "users"
 
 
 def shorten(error: BaseException) -> None:
@@ -80,6 +92,13 @@ def shorten(error: BaseException) -> None:
     if TRACEBACK.value == "full":
         return
     _explain_fault(error)
+    if (
+        error.__context__ is None
+        and error.__cause__ is None
+        and not isinstance(error, BaseExceptionGroup)
+    ):
+        error.__traceback__ = users_frames(error.__traceback__)
+        return
     seen: set[int] = set()
     todo = [error]
     while todo:
@@ -130,9 +149,9 @@ def _explain_fault(error: BaseException) -> None:
         return  # a wrapper has passed on what the user has written
     while trace.tb_next is not None:
         trace = trace.tb_next
-    raised_by = trace.tb_frame.f_globals.get("__name__") or ""
     told = getattr(error, "__notes__", ())
-    if isinstance(error, Exception) and is_library(raised_by) and _INSIDE not in told:
+    ours = _belongs(trace.tb_frame) == "library"
+    if ours and isinstance(error, Exception) and _INSIDE not in told:
         error.add_note(_INSIDE)
 
 
