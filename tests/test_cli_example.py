@@ -83,7 +83,7 @@ def test_those_of_the_wheel_come_first(tmp_path: Path, monkeypatch: pytest.Monke
     ("arguments", "code", "message"),
     [
         (["heet"], 1, "meshard example: there is no example named 'heet'; did you mean 'heat'?\n"),
-        (["zzz"], 1, "there is no example named 'zzz'; they are collective_matmul, "),
+        (["zzz"], 1, "there is no example named 'zzz'; they are block_sort, checkpoint, "),
         (["--run"], 2, "--run takes the NAME of one example, and nothing else\n"),
         (["heat", "-n", "2"], 2, "-n is for --run\n"),
         (["heat", "--copy", "/dev/null/x"], 1, "/dev/null/x cannot be written: Not a directory\n"),
