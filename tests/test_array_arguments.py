@@ -88,7 +88,12 @@ LOOP.append(LOOP)
         ("factor", 1j, ArgumentError, "factor must be a real number, got 1j of type complex."),
         ("factor", "1", ArgumentError, "factor must be a real number, got '1' of type str."),
         ("factor", 10**400, OutOfRangeError, "factor must fit into a float"),
-        ("mode", 3, ArgumentError, "mode must be a string or None, got 3 of type int."),
+        (
+            "mode",
+            3,
+            ArgumentError,
+            "mode must be a string or None, got 3 of type int.",
+        ),
         (
             "pair",
             (0, 1, 2),

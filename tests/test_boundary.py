@@ -125,7 +125,7 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "context manager": (budgeted, ["budgeted"]),
     "inside of blocks": (in_user_block, ["in_user_block", "divided"]),
-    "checkpoint": (lambda: meshard.checkpoint.load("no such file"), ["<lambda>"]),
+    "checkpoint": (lambda: meshard.checkpoint.template("lama"), ["<lambda>"]),
     "plan": (lambda: meshard.plan_reshard(mnp.ones(3), P("x")), ["<lambda>"]),
     "iterator": (
         lambda: list(
@@ -423,7 +423,6 @@ HANDED_OUT: dict[str, Callable[[], Any]] = {
     "jit, lowered": lambda: meshard.jit(lambda x: x).lower(1.0),
     "jit, compiled": lambda: meshard.jit(lambda x: x).lower(1.0).compile(),
     "shard_map": lambda: over_x(divided),
-    "set_mesh": lambda: meshard.set_mesh(mesh()),
     "ledger": meshard.debug.ledger,
     "profile": meshard.debug.profile,
     "explain": lambda: meshard.explain(lambda x: x, 1.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import meshard
 from meshard.cli import main
 from meshard.cli.doctor import Finding
 from tests.commands import documented, on_terminal
@@ -33,6 +35,25 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(x.keys() == {"about", "status", "found", "fix"} for x in found["findings"])
     assert all(x["fix"] for x in found["findings"] if x["status"] != "ok")
     assert about["NumPy"]["found"] == metadata.version("numpy")
+
+
+def test_a_report_can_be_pasted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = tmp_path / "ann"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("MESHARD_CACHE_DIR", str(home / "kept"))
+    monkeypatch.setenv("MESHARD_TEST_KEY", "what-lets-others-into-this-job")
+    monkeypatch.setenv("SOME_TOKEN", "a-secret")
+    monkeypatch.setattr(doctor.meshard, "__file__", str(home / "venv" / "meshard" / "__init__.py"))
+    monkeypatch.setattr(doctor, "find_mpiexec", lambda: home / "bin" / "mpiexec")
+    told = "\n".join(f"{x.about} {x.found}" for x in doctor.examine())
+    assert str(home) not in told
+    assert "what-lets-others" not in told
+    assert "a-secret" not in told
+    assert f"meshard {meshard.__version__} in ~/venv/meshard" in told
+    assert "settings MESHARD_CACHE_DIR=~/kept" in told
+    assert f"system {platform.system()}" in told
+    for package in ("scipy", "ml-dtypes", "optree"):
+        assert f"{package} {metadata.version(package)}" in told
 
 
 def test_what_is_wrong_is_the_exit_code(
@@ -200,8 +221,8 @@ def test_mpi_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_may_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "2.18.7")
     assert doctor.optional("zarr").status == "warn"
-    assert doctor.optional("zarr").fix.startswith("3.0 is needed for checkpoints in Zarr: pip ")
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: "3.0.1rc1")
+    assert doctor.optional("zarr").fix.startswith("3.1.6 is needed for checkpoints in Zarr: pip ")
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "3.2.0rc1")
     assert doctor.optional("zarr").status == "ok"
 
 

@@ -49,7 +49,7 @@ def test_every_setting_is_told_wherever_settings_are():
     for use in (meshard.config.read, lambda name: meshard.config.update(name, 1)):
         with pytest.raises(ConfigError, match=f"no setting 'nothing'; {known}"):
             use("nothing")
-    with pytest.raises(ConfigError, match="no setting 'num_device'; did you mean 'num_devices'"):
+    with pytest.raises(ConfigError, match="Did you mean 'num_devices'"):
         meshard.config.read("num_device")
 
 
@@ -87,7 +87,7 @@ def test_misspelt_variables_are_refused_and_others_warned_of(recwarn):
         ("MESHARD_timeout", "MESHARD_TIMEOUT"),
         ("MESHARD_JIT_COMPILERS", "MESHARD_JIT_COMPILER"),
     ):
-        with pytest.raises(ConfigError, match=f"{wrong}, which is not .* did you mean {meant}\\?"):
+        with pytest.raises(ConfigError, match=f"{wrong}, which is not .* Did you mean {meant}\\?"):
             from_environment({wrong: ""})
     with pytest.warns(UserWarning, match="MESHARD_SERVICE_PORT, which is not a setting of meshard"):
         from_environment({"MESHARD_SERVICE_PORT": "80"})
@@ -135,7 +135,7 @@ def test_the_environment_is_read_once_and_before_anything_else():
         done = run("import meshard.sharding", **{variable: "[" if variable[8:] != "HOST" else " "})
         assert f"ConfigError: The variable {variable} is set to" in done.stderr
     done = run("import meshard.sharding", MESHARD_TIMOUT="3")
-    assert "did you mean MESHARD_TIMEOUT?" in done.stderr
+    assert "Did you mean MESHARD_TIMEOUT?" in done.stderr
     script = (
         "import os, meshard; os.environ['MESHARD_CHECK'] = 'no'; print(meshard.config.read(%r))"
     )

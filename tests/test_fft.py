@@ -216,7 +216,7 @@ def test_refusals() -> None:
         (
             lambda: fft.hfft(x, norm="no"),
             ArgumentError,
-            "hfft: norm must be 'backward', .* not 'no'",
+            "hfft: norm must be 'backward', .* got 'no'",
         ),
         (lambda: fft.rfft(z), DtypeError, "rfft: takes real samples, got complex128. Use fft, or"),
         (lambda: fft.ihfft(z), DtypeError, "ihfft: takes real samples, got complex128. Use ifft"),

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import meshard
+import meshard.checkpoint
+import meshard.elastic
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.algebra.pictured import HasDrawing, HasPage
 from meshard.debug import Ledger, Profile
+from meshard.plan.captions import PALETTE, ink
+from meshard.plan.show.page import DARK, LIGHT, SHEET
 from meshard.plan.show.record import Record
 from meshard.runtime.watching.profile_svg import Lane, lanes_svg
 from meshard.runtime.watching.trace_file import Event
@@ -133,7 +137,8 @@ def test_a_form_is_well_formed_and_in_one_piece(made, name):
     # Styles apply to the whole notebook: each rule must be about what is ours.
     for selectors in re.findall(r"([^{}]+)\{", root.findtext(".//style")):
         if not selectors.startswith("@media") and ":is(.meshard," not in selectors:
-            assert all(one.startswith(".meshard") for one in selectors.split(",")), selectors
+            apart = re.sub(r"\([^)]*\)", "()", selectors).split(",")
+            assert all(one.startswith(".meshard") for one in apart), selectors
 
 
 def inside(drawing):
@@ -262,3 +267,49 @@ def test_explanations_are_written_where_asked(made, tmp_path):
     assert told.to_html(path) == told.to_html() == path.read_text(encoding="utf-8")
     assert told.save_html(path) == path
     assert "<svg" in told.save_svg(tmp_path / "told.svg").read_text(encoding="utf-8")
+
+
+def test_what_prints_as_a_table_is_shown_as_one(tmp_path):
+    meshard.checkpoint.save(tmp_path / "a", {ODD: put(np.ones((8, 4)), "i"), "w": mnp.ones(3)})
+    found = meshard.checkpoint.metadata(tmp_path / "a")
+    root = ElementTree.fromstring(found._repr_html_())
+    assert root.findtext("h2").endswith(": 2 tensors, 280 bytes")
+    assert [row[0].text for row in root.iter("tr")][1:] == list(found.tensors)
+    rules = meshard.checkpoint.KeyMap().rename("a<{i}>", "b.{i}")
+    root = ElementTree.fromstring(rules._repr_html_())
+    assert root.findtext("pre") == str(rules)
+    back = meshard.elastic.Recovery((1,), (), (0, 2), "psum", 3, "In[2]:4", 0.5)
+    assert ElementTree.fromstring(back._repr_html_()).findtext("pre") == str(back)
+
+
+def luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_texts_can_be_read(theme):
+    # What the Web Content Accessibility Guidelines ask for small text.
+    for text in ("ink", "faint"):
+        assert contrast(theme[text], theme["card"]) >= 4.5
+    assert contrast(theme["faint"], theme["gap"]) >= 4.5
+    for color in PALETTE:
+        assert contrast(ink(color), color) >= 4.5
+
+
+def test_a_form_that_is_put_into_another_page_takes_its_theme_from_it():
+    for said in (
+        "[data-theme=dark]",  # Furo, PyData
+        "[data-jp-theme-light=false]",  # JupyterLab, Notebook 7, nbconvert
+        ".vscode-dark",
+        "html[theme=dark]",  # Colab
+    ):
+        assert said in SHEET
+        rule = SHEET[SHEET.index(said) :]
+        assert rule[: rule.index("}")].endswith(f"--meshard-hot:{DARK['hot']}")

@@ -146,6 +146,13 @@ def test_shardings_that_are_odd_are_shown_too():
     assert "process 0: 0; process 1: 5" in other._repr_html_()
 
 
+def test_cuts_that_fit_no_array_are_said():
+    wrong = NamedSharding(mesh_of((4,), "x"), P("x"), uneven=((0, 3, 2, 9, 12),))
+    told = "".join(ElementTree.fromstring(wrong.to_svg()).itertext())
+    assert "cut" in told
+    assert wrong._repr_html_()
+
+
 def test_names_are_escaped():
     mesh = mesh_of((2,), ('<x&">',))
     for text in (mesh._repr_html_(), NamedSharding(mesh, P('<x&">')).to_svg(), mesh.to_svg()):

@@ -582,7 +582,7 @@ def test_refusals() -> None:
         (
             lambda: mnp.choose(x.astype(int), [x], mode="skip"),
             ArgumentError,
-            "choose: mode must be 'raise', 'wrap' or 'clip', not 'skip'",
+            "choose: mode must be 'raise', 'wrap' or 'clip', got 'skip'",
         ),
         (lambda: mnp.interp(x, x, x[1:]), ShapeError, r"interp: points .* \(8,\) and .* \(7,\)"),
         (

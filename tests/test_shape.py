@@ -117,7 +117,7 @@ def test_refused_reshapes(shape, new):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda x: x.reshape(48, order="K"), ArgumentError, "order must be 'C' or 'F', not 'K'"),
+        (lambda x: x.reshape(48, order="K"), ArgumentError, "order must be 'C' or 'F', got 'K'"),
         (
             lambda x: x.reshape("48"),
             ShapeError,

@@ -224,6 +224,16 @@ def test_many_devices_have_a_schematic():
     assert shown(meshard.ShapeDtypeStruct((4,), "f4"))[1] == "no values, 16 bytes, no sharding"
 
 
+def test_a_shape_that_does_not_divide_says_so_instead_of_failing():
+    like = meshard.ShapeDtypeStruct((10, 3), "f4", sharding=NamedSharding(mesh(), P("i", "j")))
+    head, facts, order, _ = shown(like)
+    assert head == "float32[10,3] · P('i', 'j') over Mesh('i': 4, 'j': 2)"
+    assert "should be divisible by 4, but it is equal to 10" in facts
+    assert order == ["h2", "p"]
+    with pytest.raises(meshard.errors.IndivisibleError):
+        like.to_svg()
+
+
 def test_a_shard_shows_its_part():
     shard = put(GRID, "i", "j").addressable_shards[3]
     head, _, _, values = shown(shard)
@@ -254,3 +264,30 @@ def test_a_spanning_array_shows_its_own_part_and_says_so():
 
     first, _ = simulate(2, 1, other, deadline=5)
     assert "process 1 holds it" in first
+
+
+@given(st.data())
+def test_any_array_is_shown(data):
+    if data.draw(st.booleans()):
+        sharding, shape = data.draw(
+            placed_shapes(uneven=(None, "balanced", "ceil"), devices=meshard.devices())
+        )
+    else:
+        shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=4)))
+        sharding = data.draw(box_shardings(shape, meshard.devices()))
+    x = meshard.device_put(np.zeros(shape, data.draw(st.sampled_from(["f4", "?", "i1"]))), sharding)
+    head, facts, order, values = shown(x)
+    assert head.startswith(f"{x._type.str_short()} · ")
+    assert facts
+    assert ("svg" in order) == (sharding.num_devices > 1 and x.size > 0)
+    assert (values is None) == (x.size == 0)
+    ElementTree.fromstring(x.to_svg())
+
+
+def test_an_array_with_lost_parts_says_which(monkeypatch):
+    x = put(GRID, "i")
+    monkeypatch.setattr(show, "missing_boxes", lambda world, kind: kind.layout.boxes)
+    facts = shown(x)[1]
+    assert facts.startswith(
+        "missing: [0:2, 0:4], [2:4, 0:4], [4:6, 0:4] and 1 more, which nobody holds · 256 bytes"
+    )

@@ -312,7 +312,7 @@ def test_refusals() -> None:
     with pytest.raises(ShapeError, match=r"searchsorted: .* one dim, but its shape is \(4, 2\)"):
         mnp.searchsorted(x, 3)
     with pytest.raises(
-        ArgumentError, match="searchsorted: side must be 'left' or 'right', not 'up'"
+        ArgumentError, match="searchsorted: side must be 'left' or 'right', got 'up'"
     ):
         mnp.searchsorted(x[:, 0], 3, "up")
     with pytest.raises(ArgumentError, match=r"partition: kth 4 is out of bounds for dim 0 .* 4"):
@@ -458,9 +458,7 @@ def test_refusals_of_statistics() -> None:
         mnp.quantile(x, [0.5, 1.5])
     with pytest.raises(ArgumentError, match=r"percentile: q must be from 0 to 100; got 101"):
         mnp.percentile(x, 101)
-    with pytest.raises(
-        ArgumentError, match=r"quantile: method must be one of linear, .* not 'weibull'"
-    ):
+    with pytest.raises(ArgumentError, match=r"quantile: method must be 'linear', .* got 'weibull'"):
         mnp.quantile(x, 0.5, method="weibull")
     with pytest.raises(ShapeError, match=r"median: dims \(1,\) of the shape \(4, 0\) are empty"):
         mnp.median(x[:, :0], axis=1)

@@ -89,7 +89,7 @@ def test_checkers_agree_with_what_programs_state(
     tool: str, check: Callable[[list[Path]], set[tuple[str, int]]], tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(tool) is None:
-        pytest.skip(f"{tool} is not installed; it is in the extra dev")
+        pytest.skip(f"{tool} is not installed; it is in the group dev")
     wrong, code = tmp_path / "wrong.py", tmp_path / "readme.py"
     wrong.write_text(_WRONG, encoding="utf-8")
     code.write_text(readme(), encoding="utf-8")

@@ -522,7 +522,7 @@ WRONG: dict[str, tuple[str, str]] = {
     ),
     "a word misspelt": (
         '[[rule]]\nrenam = "a"\nto = "b"',
-        r"A rule \(line 1\) .*; found renam, to\. Did you mean rename\?",
+        r"A rule \(line 1\) .*; found renam, to\. Did you mean 'rename'\?",
     ),
     "another parameter": (
         '[[rule]]\ncast = "a"\ndtpye = "f4"',

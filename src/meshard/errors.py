@@ -43,7 +43,9 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from itertools import islice
 from typing import ClassVar, Self
 
 import numpy as np
@@ -189,7 +191,7 @@ class LinAlgError(MeshardError, np.linalg.LinAlgError):
     """A matrix that is singular, not positive definite, or whose computation did not converge."""
 
 
-class TreeError(MeshardError, ValueError, TypeError, explained=True):
+class TreeError(MeshardError, ValueError, TypeError):
     """Trees whose structures differ."""
 
 
@@ -302,3 +304,44 @@ class ProcessLostError(TransportError, explained=True):
 
 class UnequalError(MeshardError, ValueError, AssertionError, explained=True):
     """Values that should be the same on all processes, but differ."""
+
+
+# --- what messages say of a name that is not known
+
+_CLOSE = 0.7
+_MOST = 2000  # names that are compared: a checkpoint may have many more
+
+
+def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
+    """Return the names that are spelled almost like another, the nearest first.
+
+    Among names that are equally near, those that begin alike come first.
+    """
+    listed = [n for n in islice(names, _MOST) if not n.startswith("_")]
+    folded = {n.lower(): n for n in reversed(listed)}
+    wanted = name.lower()
+
+    def nearness(candidate: str) -> tuple[float, list[bool]]:
+        alike = [a == b for a, b in zip(candidate, wanted, strict=False)]
+        return likeness(candidate, wanted), alike
+
+    found = get_close_matches(wanted, list(folded), len(folded) or 1, _CLOSE)
+    return [folded[n] for n in sorted(found, key=nearness, reverse=True)[:count]]
+
+
+def likeness(one: str, other: str) -> float:
+    """Return how much two names are alike, from 0 to 1."""
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """Return a sentence that names what is nearest, if anything is near: for the end of a message.
+
+    >>> did_you_mean("modle", ["data", "model"])
+    " Did you mean 'model'?"
+    """
+    found = nearest(name[:_LONG], names) if isinstance(name, str) else []
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else ""
+
+
+_LONG = 100

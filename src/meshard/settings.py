@@ -9,10 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, final
 
-from meshard.errors import ArgumentError, ConfigError
+from meshard.errors import ArgumentError, ConfigError, did_you_mean, nearest
 
 T = TypeVar("T")
 
@@ -23,7 +22,6 @@ INTERNAL = (
 """Variables that processes of meshard set for each other; users do not set them."""
 _PREFIX = "MESHARD_"
 _TESTS = "MESHARD_TEST_"
-_ALIKE = 0.75
 
 SETTINGS: dict[str, Setting[Any]] = {}
 """All settings by name; a setting adds itself when it is made."""
@@ -73,8 +71,11 @@ class Setting(Generic[T]):
         try:
             return self.parse(given)
         except (ValueError, OverflowError) as error:
-            told = str(error) if str(error).endswith(".") else ""
-            told = told or f"{self.name} must be {self.law}, not {_shown(given)}."
+            told, meant = str(error), ""
+            if isinstance(error, _UnknownName):
+                told, meant = "", told
+            if not told.endswith((".", "?")):
+                told = f"{self.name} must be {self.law}, not {_shown(given)}.{meant}"
             raise ArgumentError(f"config: {told}") from None
 
 
@@ -85,12 +86,16 @@ def _shown(given: object) -> str:
         return f"a {type(given).__name__} that is nested too deeply"
 
 
+class _UnknownName(ValueError):
+    """A value that is none of some names; its text says which may have been meant."""
+
+
 def one_of(*names: str) -> tuple[str, Callable[[object], str]]:
     """Return the law and the parser of a setting that is one of some names."""
 
     def parse(given: object) -> str:
         if not isinstance(given, str) or given not in names:
-            raise ValueError
+            raise _UnknownName(did_you_mean(given, names))
         return given
 
     *most, last = map(repr, names)
@@ -141,12 +146,11 @@ config = Config()
 def _setting_of(name: object) -> Setting[Any]:
     if isinstance(name, str) and name in SETTINGS:
         return SETTINGS[name]
-    asked, near = f"no setting of type {type(name).__name__}", None
-    if isinstance(name, str):
-        asked, near = f"no setting {name[:80]!r}", _nearest(name)
-    meant = f"; did you mean {near!r}?" if near else ";"
+    asked = f"{name[:80]!r}" if isinstance(name, str) else f"of type {type(name).__name__}"
+    meant = did_you_mean(name, SETTINGS)
+    rest = f".{meant} The" if meant else "; the"
     raise ConfigError(
-        f"config: there is {asked}{meant} the settings are {', '.join(sorted(SETTINGS))}."
+        f"config: there is no setting {asked}{rest} settings are {', '.join(sorted(SETTINGS))}."
     )
 
 
@@ -185,11 +189,6 @@ def set_from(environment: Mapping[str, str]) -> None:
         SETTINGS[name].value = value
 
 
-def _nearest(name: str) -> str | None:
-    near = get_close_matches(name.lower(), list(SETTINGS), 1, _ALIKE)
-    return near[0] if near else None
-
-
 def _refuse_unknown(variable: str) -> None:
     """Refuse a misspelt variable; warn about one that is not a setting.
 
@@ -197,11 +196,11 @@ def _refuse_unknown(variable: str) -> None:
         ConfigError: if a setting has almost the same name.
     """
     known = ", ".join(sorted(s.variable for s in SETTINGS.values()))
-    near = _nearest(variable.removeprefix(_PREFIX))
-    if near is not None:
+    near = nearest(variable.removeprefix(_PREFIX), SETTINGS, 1)
+    if near:
         raise ConfigError(
-            f"The environment has {variable}, which is not a setting of meshard; did you mean "
-            f"{SETTINGS[near].variable}? The settings are {known}."
+            f"The environment has {variable}, which is not a setting of meshard. Did you mean "
+            f"{SETTINGS[near[0]].variable}? The settings are {known}."
         )
     warnings.warn(
         f"The environment has {variable}, which is not a setting of meshard and has no effect. The "

@@ -13,7 +13,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.pictured import HasPage
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
-from meshard.errors import ArgumentError, ShardingError
+from meshard.errors import ArgumentError, ShardingError, did_you_mean
 
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
 
@@ -25,7 +25,7 @@ def checked_memory_kind(kind: str | None) -> str:
     if not is_text(kind, *MEMORY_KINDS):
         raise ArgumentError(
             f"memory_kind={shown(kind)} is not one that cpu devices can address: "
-            f"{', '.join(MEMORY_KINDS)}."
+            f"{', '.join(MEMORY_KINDS)}.{did_you_mean(kind, MEMORY_KINDS)}"
         )
     return kind
 

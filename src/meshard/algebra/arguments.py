@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from meshard.errors import ArgumentError, MeshardError, OutOfRangeError, ShapeError
+from meshard.errors import ArgumentError, MeshardError, OutOfRangeError, ShapeError, did_you_mean
 
 T = TypeVar("T")
 Refusal = type[MeshardError]
@@ -121,10 +121,16 @@ def text_of(value: object, what: str, name: str, error: Refusal = ArgumentError)
 
 
 def choice_of(value: object, choices: Sequence[str], what: str, name: str) -> str:
-    """Return a text that is one of some."""
+    """Return a text that is one of some.
+
+    >>> choice_of("left", ("left", "right"), "searchsorted", "side")
+    'left'
+    """
     if isinstance(value, str) and value in choices:
         return value
-    raise ArgumentError(refusal(what, name, " or ".join(map(repr, choices)), value))
+    *most, last = map(repr, choices)
+    allowed = f"{', '.join(most)} or {last}"
+    raise ArgumentError(refusal(what, name, allowed, value, did_you_mean(value, choices).strip()))
 
 
 def flag_of(value: object, what: str, name: str) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from difflib import SequenceMatcher, get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn, final
 
 from meshard.algebra.boundary import bound_all, bounded
+from meshard.errors import did_you_mean, likeness, nearest
 
 _DOORS = (
     *("meshard", "meshard.numpy", "meshard.numpy.linalg", "meshard.numpy.fft", "meshard.lax"),
@@ -28,7 +28,6 @@ _DOORS = (
         for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")
     ),
 )
-_CLOSE = 0.7
 
 
 @final
@@ -52,27 +51,9 @@ NoAttribute.__module__ = "builtins"
 NoAttribute.__name__ = NoAttribute.__qualname__ = "AttributeError"
 
 
-def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
-    """Return the names that are spelled almost like another, the nearest first.
-
-    Among names that are equally near, those that begin alike come first.
-    """
-    listed = [n for n in names if not n.startswith("_")]
-    folded = {n.lower(): n for n in reversed(listed)}
-    wanted = name.lower()
-
-    def nearness(candidate: str) -> tuple[float, list[bool]]:
-        alike = [a == b for a, b in zip(candidate, wanted, strict=False)]
-        return _likeness(candidate, wanted), alike
-
-    found = get_close_matches(wanted, list(folded), len(folded) or 1, _CLOSE)
-    return [folded[n] for n in sorted(found, key=nearness, reverse=True)[:count]]
-
-
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message: the names that are nearest, if any are near."""
-    found = nearest(name, names)
-    return f". Did you mean {' or '.join(map(repr, found))}?" if found else ""
+def _meant(name: str, names: Iterable[str]) -> str:
+    found = did_you_mean(name, names)
+    return f".{found}" if found else ""
 
 
 def no_attribute(kind: type, name: str, advice: Mapping[str, str]) -> NoAttribute:
@@ -85,7 +66,7 @@ def no_attribute(kind: type, name: str, advice: Mapping[str, str]) -> NoAttribut
     """
 
     def advise() -> str:
-        return f": {advice[name]}" if name in advice else did_you_mean(name, dir(kind))
+        return f": {advice[name]}" if name in advice else _meant(name, dir(kind))
 
     return NoAttribute(f"{kind.__name__!r} object", name, advise)
 
@@ -152,10 +133,10 @@ def absent(
         if name in model:
             return f". NumPy has {reference}.{name}, but {module} does not."
         found, other = nearest(name, own, 1), nearest(name, set(model) - set(own), 1)
-        if other and (not found or _likeness(name, other[0]) > _likeness(name, found[0])):
+        if other and (not found or likeness(name, other[0]) > likeness(name, found[0])):
             close = f" The nearest name here is {found[0]!r}." if found else ""
             return f". NumPy has {reference}.{other[0]}, but {module} does not.{close}"
-        return did_you_mean(name, own)
+        return _meant(name, own)
 
     def missing(name: str) -> NoReturn:
         raise NoAttribute(f"module {module!r}", name, lambda: advise(name))
@@ -207,7 +188,3 @@ def door(
 def _is_listed(value: object) -> bool:
     """Whether a door lists a value: every value but modules that are not doors."""
     return not isinstance(value, ModuleType) or value.__name__ in _DOORS
-
-
-def _likeness(one: str, other: str) -> float:
-    return SequenceMatcher(None, one.lower(), other.lower()).ratio()

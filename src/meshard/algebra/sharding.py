@@ -29,7 +29,7 @@ from meshard.algebra.layout import (
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.pictured import HasDrawing
 from meshard.algebra.spec import PartitionSpec
-from meshard.errors import IndivisibleError, ShardingError, SpecError
+from meshard.errors import IndivisibleError, ShardingError, SpecError, did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class NamedSharding(Frozen, HasDrawing, Sharding):
             if name not in mesh.axis_names:
                 raise SpecError(
                     f"NamedSharding: axis {name!r} of {spec} is not found in mesh {mesh!r}; "
-                    f"its axes are {mesh.axis_names}."
+                    f"its axes are {mesh.axis_names}.{did_you_mean(name, mesh.axis_names)}"
                 )
             if name in seen:
                 raise SpecError(
@@ -340,6 +340,7 @@ def _uneven(given: object) -> Uneven:
     wrong = ShardingError(
         f"NamedSharding: uneven={shown(given)} is not None, 'balanced', 'ceil' or a tuple that "
         "gives for each dim its cut points, which are integers, or None."
+        f"{did_you_mean(given, ('balanced', 'ceil'))}"
     )
     if not isinstance(given, (tuple, list)):
         raise wrong

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import click
 
-from meshard.cli.main import NAME
+from meshard.cli.main import NAME, Narrow
 from meshard.runtime.settings import JOB_LAW, job_of
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Command(click.Command):
+class Command(Narrow):
     """A command whose errors begin with its whole name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ In a job of several processes all run it, and process 0 prints it.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import sys
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.padding import Padding
 
 import meshard
 from meshard import checkpoint
@@ -36,6 +36,9 @@ from meshard.cli.model import (
 )
 from meshard.cli.weights import Index, Weights
 from meshard.mpi.launch import job_size
+from meshard.plan.captions import count_text, time_text
+from meshard.plan.show.progress import adding, telling
+from meshard.runtime.memory.workers import blas_threads
 from meshard.runtime.world import here
 from meshard.settings import config as settings
 from meshard.sharding import Mesh, NamedSharding, PartitionSpec
@@ -61,6 +64,15 @@ SENTENCES = (
 )
 
 DEVICES = 8
+RUNS = 3  # calls that are timed, of which the best counts
+MOST_SECONDS = 5.0
+
+NEXT = (
+    ("meshard example", "smaller programs, to read, run and copy"),
+    ("meshard show 8x8 \"P('x')\" --mesh x=4", "draw layouts of your own"),
+    ("meshard run -n 4 -- -m meshard demo", "the same in four processes, joined by MPI"),
+    ("meshard --help", "all commands: plans, checkpoints, explanations"),
+)
 
 # The most by which an embedding may differ from NumPy's on one device. Sums of float32 in another
 # order differ by about 2e-7 here.
@@ -127,6 +139,7 @@ def run(
     _save_and_load(out, params, reference)
     out.print()
     out.print(f"[bold green]All checks hold[/]  [dim]{time.perf_counter() - start:.1f} s[/]")
+    show.following(out, NEXT)
 
 
 def _check(
@@ -140,7 +153,7 @@ def _check(
     """Step 5: compare with NumPy, and sentences with each other."""
     show.heading(out, 5, "Check", "against NumPy on one device, and by what the sentences mean")
     difference = check_vectors(vectors, expected)
-    _tell(out, f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}")
+    show.tell(out, f"largest difference {difference:.1e}, allowed {TOLERANCE:.0e}")
     _compare(out, lines, vectors, known=known)
 
 
@@ -173,14 +186,14 @@ def _save_and_load(out: Console, params: Mapping[str, meshard.Array], reference:
         if meshard.process_index() == 0:
             shutil.rmtree(folder, ignore_errors=True)
     files = plan.files
-    _tell(
+    show.tell(
         out,
         f"{show.size(plan.bytes_read)} in {files} file{'s' if files > 1 else ''}: saved in "
         f"{seconds[0] * 1e3:.0f} ms, loaded in {seconds[1] * 1e3:.0f} ms",
     )
     moved = show.size(plan.bytes_moved) if plan.bytes_moved else "nothing"
-    _tell(out, f"each stored byte was read once; {moved} passed between processes")
-    _tell(out, "all tensors came back bit for bit")
+    show.tell(out, f"each stored byte was read once; {moved} passed between processes")
+    show.tell(out, "all tensors came back bit for bit")
 
 
 def _devices_per_process(devices: int | None) -> int:
@@ -259,8 +272,8 @@ def _read(out: Console, weights: Weights, mesh: Mesh) -> dict[str, meshard.Array
     sharding = NamedSharding(mesh, PartitionSpec("fsdp"), uneven="balanced")
     pieces: list[int] = []
     params = {}
-    with show.progress(out) as bar:
-        task = bar.add_task("reading", total=weights.nbytes)
+    with telling(None, "reading", first=meshard.process_index() == 0) as tell:
+        told = adding(tell, weights.nbytes)
         for name, (shape, dtype) in weights.tensors.items():
 
             def rows(index: Index, name: str = name) -> npt.NDArray[Any]:
@@ -270,11 +283,13 @@ def _read(out: Console, weights: Weights, mesh: Mesh) -> dict[str, meshard.Array
                 return block
 
             params[name] = meshard.make_array_from_callback(shape, sharding, rows, dtype=dtype)
-            bar.advance(task, params[name].nbytes)
+            if told is not None:
+                told(params[name].nbytes)
     mine = np.array([sum(pieces), len(pieces), max(pieces, default=0)])
-    told = meshard.multihost_utils.process_allgather(mine)
-    nbytes, count = told[:, :2].sum(axis=0)
-    _tell(out, f"{show.size(nbytes)} in {count} pieces, the largest {show.size(told[:, 2].max())}")
+    all_of_them = meshard.multihost_utils.process_allgather(mine)
+    nbytes, count = all_of_them[:, :2].sum(axis=0)
+    largest = show.size(all_of_them[:, 2].max())
+    show.tell(out, f"{show.size(nbytes)} in {count} pieces, the largest {largest}")
     return params
 
 
@@ -302,7 +317,7 @@ def _draw_after(out: Console, params: Mapping[str, meshard.Array]) -> None:
 def _visualize(out: Console, name: str, array: meshard.Array) -> None:
     if out.quiet:
         return
-    out.print(name, style="cyan")
+    out.print(name, style="cyan", markup=False)
     sys.stdout.flush()
     meshard.debug.visualize_array_sharding(array)
 
@@ -323,8 +338,9 @@ def _reshard(
         groups[next(group for group, pattern in GROUPS if re.search(pattern, name))].append(name)
     moved: dict[str, meshard.Array] = {}
     moves = []
-    with show.progress(out) as bar:
-        task = bar.add_task("resharding", total=sum(array.nbytes for array in params.values()))
+    whole = sum(array.nbytes for array in params.values())
+    with telling(None, "resharding", first=meshard.process_index() == 0) as tell:
+        told = adding(tell, whole)
         for group, names in groups.items():
             tree = {name: params[name] for name in names}
             shardings = {
@@ -348,10 +364,16 @@ def _reshard(
                     seconds,
                 )
             )
-            bar.advance(task, nbytes)
-    out.print(Padding(show.bytes_table(moves), (0, 0, 0, 2)))
+            if told is not None:
+                told(nbytes)
+    show.bytes_table(out, moves)
     here = "this one process" if meshard.process_count() == 1 else "each process"
-    _note(out, f"moved counts every device's copy; in {here} copies share a block")
+    show.tell(
+        out,
+        "moved: what the devices receive, as if each had a memory of its own; in "
+        f"{here} they share blocks. time: one move, planned beforehand",
+        "dim",
+    )
     return moved
 
 
@@ -384,32 +406,63 @@ def _encode(
     )
     batch = NamedSharding(mesh, PartitionSpec("data"), uneven="balanced")
     ids_on_mesh, mask_on_mesh = meshard.device_put((ids, mask), batch)
-    on_mesh, first, later = _timed(lambda: example.encode(params, ids_on_mesh, mask_on_mesh))
+    on_mesh, first, mesh_seconds = _timed(lambda: example.encode(params, ids_on_mesh, mask_on_mesh))
     vectors = meshard.multihost_utils.process_allgather(on_mesh, tiled=True)
     if meshard.process_index():
         return vectors, None
-    expected, _, alone = _timed(
-        lambda: example.encode(reference, ids, mask, xp=np, nn=example.NUMPY_NN)
+    threads = here().workers.threads
+    expected, alone = _timed_alone(
+        lambda: example.encode(reference, ids, mask, xp=np, nn=example.NUMPY_NN), threads
     )
-    _tell(out, f"embeddings {on_mesh.shape} come out as {_spec_text(on_mesh.sharding.spec)}")
-    _tell(
+    show.tell(out, f"embeddings {on_mesh.shape} come out as {_spec_text(on_mesh.sharding.spec)}")
+    cores = count_text(threads, "thread")
+    processes = meshard.process_count()
+    where = cores if processes == 1 else f"{processes} processes of {cores}"
+    show.tell(
         out,
-        f"{later * 1e3:.0f} ms on the mesh, op by op (the first time {first * 1e3:.0f} ms); "
-        f"{alone * 1e3:.0f} ms in NumPy on one device",
+        f"{time_text(mesh_seconds)} on the mesh, op by op, {where} "
+        f"(the first call, which decides and plans, {time_text(first)})",
+    )
+    blas = "1 thread" if threads == 1 else f"1 or {threads} BLAS threads, whichever is faster"
+    whole = "whole arrays" if processes == 1 else "whole arrays in process 0 alone"
+    show.tell(out, f"{time_text(alone)} in NumPy on {whole}, {blas}")
+    show.tell(
+        out,
+        f"the same operations in {on_mesh.dtype}, each the best of {RUNS} after a first call; "
+        "virtual devices share this machine's cores: they show what a mesh does, not how fast one "
+        "would be",
+        "dim",
     )
     return vectors, np.asarray(expected)
 
 
 def _timed(encode: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Return the result of the first call, its time, and the best time of three, if short."""
+    """Return the result, the time of the first call, and the best time of those that follow.
+
+    All processes make the same number of calls, since they call together.
+    """
+    with meshard.debug.timer() as first:
+        result = meshard.block_until_ready(encode())
+    return result, first.seconds, min(_seconds(encode) for _ in range(RUNS))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    with meshard.debug.timer() as t:
+        meshard.block_until_ready(call())
+    return t.seconds
+
+
+def _timed_alone(encode: Callable[[], Any], threads: int) -> tuple[Any, float]:
+    """Return the result on this process alone, and the best time with one and with more threads."""
+    result, best = encode(), math.inf
     begin = time.perf_counter()
-    result = meshard.block_until_ready(encode())
-    first = best = time.perf_counter() - begin
-    for _ in range(2 if first < 2 else 0):
-        begin = time.perf_counter()
-        meshard.block_until_ready(encode())
-        best = min(best, time.perf_counter() - begin)
-    return result, first, best
+    for count in dict.fromkeys((1, threads)):
+        with blas_threads(count):
+            for _ in range(RUNS):
+                if best < math.inf and time.perf_counter() - begin > MOST_SECONDS:
+                    break
+                best = min(best, _seconds(encode))
+    return result, best
 
 
 def _compare(
@@ -417,25 +470,13 @@ def _compare(
 ) -> None:
     """Print the similarities of the sentences, and check the pairs if they are known."""
     likeness = vectors @ vectors.T
-    if len(sentences) <= show.MOST:
-        out.print()
-        out.print(show.matrix(sentences, likeness))
-        _note(out, "cosine similarity in percent; * marks each row's nearest sentence")
-        out.print()
-    else:
-        out.print(show.neighbours(sentences, likeness))
+    out.print()
+    show.likenesses(out, sentences, likeness)
+    out.print()
     if known:
         check_neighbours(sentences, likeness)
-        _tell(out, "all sentences find the other one of their pair")
+        show.tell(out, "all sentences find the other one of their pair")
 
 
 def _spec_text(spec: PartitionSpec) -> str:
     return str(spec).replace("PartitionSpec", "P")
-
-
-def _tell(out: Console, text: str) -> None:
-    out.print(f"   {text}", markup=False)
-
-
-def _note(out: Console, text: str) -> None:
-    out.print(f"   {text}", style="dim")

@@ -2,6 +2,8 @@
 
 In: this machine. Out: findings, each ok, a warning, or wrong, with the next move. A finding that
 needs another library is made in a process of its own, so that one that crashes is a finding too.
+People paste all of it into reports: folders of the user begin with ~, and of the environment only
+settings are shown.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, final
@@ -26,6 +28,7 @@ import meshard
 from meshard.cli.run import RunError, find_mpiexec, physical_cores
 from meshard.plan.captions import size_text
 from meshard.runtime.memory.workers import blas_libraries
+from meshard.settings import SETTINGS
 
 Status = Literal["ok", "warn", "wrong"]
 _ROOT = Path("/")  # tests look elsewhere
@@ -36,7 +39,7 @@ _PATIENCE = 60.0
 OPTIONAL = {
     "llvmlite": ("LLVM compiles what jit fuses", "fast", "0.45"),
     "mpi4py": ("programs of several processes", "mpi", "4.0"),
-    "zarr": ("checkpoints in Zarr", "checkpoint", "3.0"),
+    "zarr": ("checkpoints in Zarr", "checkpoint", "3.1.6"),
     "h5py": ("data sets of HDF5 files", "checkpoint", "3.11"),
     "safetensors": ("the demo", "demo", "0.5"),
     "tokenizers": ("the demo", "demo", "0.21"),
@@ -69,10 +72,19 @@ def examine(*, run: bool = False) -> Iterator[Finding]:
     Args:
         run: whether to start a job of two processes too.
     """
+    home = f"{Path.home()}{os.sep}"
+    for found in _examined(run=run):
+        yield replace(found, found=found.found.replace(home, f"~{os.sep}"))
+
+
+def _examined(*, run: bool) -> Iterator[Finding]:
+    folder = Path(meshard.__file__).parent
+    yield Finding("meshard", "ok", f"{meshard.__version__} in {folder}")
     yield python()
-    yield Finding("meshard", "ok", f"{meshard.__version__} in {Path(meshard.__file__).parent}")
+    yield Finding("system", "ok", platform.platform())
     yield from settings()
     yield Finding("NumPy", "ok", np.__version__)
+    yield from packages()
     yield blas()
     yield cores()
     yield memory()
@@ -97,9 +109,21 @@ def python() -> Finding:
 
 def settings() -> Iterator[Finding]:
     """Look at the variables of the environment that set something; wrong ones end the import."""
-    found = {n: v for n, v in sorted(os.environ.items()) if n.startswith("MESHARD_")}
+    names = [f"MESHARD_{name.upper()}" for name in SETTINGS]
+    found = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     if found:
-        yield Finding("settings", "ok", ", ".join(f"{n}={v}" for n, v in found.items()))
+        yield Finding("settings", "ok", ", ".join(sorted(found)))
+
+
+def packages() -> Iterator[Finding]:
+    """Look at the packages that meshard needs besides NumPy; a checkout has no list of them."""
+    try:
+        asked = metadata.requires("meshard") or []
+    except metadata.PackageNotFoundError:
+        return
+    names = [re.split(r"[^\w.-]", text)[0] for text in asked if "extra ==" not in text]
+    told = [f"{name} {metadata.version(name)}" for name in names if name != "numpy"]
+    yield Finding("packages", "ok", ", ".join(told))
 
 
 def blas() -> Finding:

@@ -6,8 +6,11 @@ commands and their help in one line are here, so that neither `--help` nor a wro
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -41,8 +44,79 @@ COMMANDS = {
     "verify": "check files against their checksums",
 }
 
+_HELP = """\
+One logical array over a mesh of devices: look at layouts, plans and checkpoints,
+and run programs in several processes.
 
-class Group(click.Group):
+\b
+For example:
+  meshard doctor
+  meshard show 8x8 "P('x', 'y')" --mesh x=4,y=2
+  meshard example heat --run
+  meshard run -n 4 train.py
+
+`meshard COMMAND --help` explains a command.
+"""
+
+
+class Narrow(click.Command):
+    """A command whose help fits the terminal, examples included, and whose errors know it."""
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the command is for, with the lines of examples broken where they must be."""
+        parts = inspect.cleandoc(self.help or "").split("\n\n")
+        width = formatter.width - 2
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("\n\n".join([_fitted(part, width) for part in parts]))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; an error tells which command they are for."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+def _fitted(paragraph: str, width: int) -> str:
+    """Return a paragraph whose lines are kept as they are, if it is one, in lines of a width."""
+    first, *lines = paragraph.split("\n")
+    if first != "\b" or all(len(line) <= width for line in lines):
+        return paragraph
+    found, text = [first], re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
+    for line in re.sub(r"(?<=\S)\n {5,}", " ", text).split("\n"):  # lists have hanging indents
+        command, _, comment = line.partition("  # ")
+        if len(line) > width and command.strip().startswith(NAME):
+            indent = line[: len(line) - len(line.lstrip())]
+            found += [f"{indent}# {comment.strip()}"] * bool(comment)
+            found += _broken(command.strip(), indent, width)
+        else:
+            hanging = re.match(r"\s*(\d+ +)?", line)
+            rest = " " * (hanging.end() if hanging else 0)
+            found += textwrap.wrap(line, width, subsequent_indent=rest) or [""]
+    return "\n".join(found)
+
+
+def _broken(command: str, indent: str, width: int) -> list[str]:
+    """Return a command in lines that a shell reads as one, broken before options if possible."""
+    parts: list[str] = []
+    for word in re.findall(r'(?:"[^"]*"|\S)+', command):
+        if parts and not word.startswith("-") and len(parts[-1]) + len(word) < width - 8:
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = [f"{indent}{parts[0]}"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{indent}    {part}")
+    return lines
+
+
+class Group(Narrow, click.Group):
     """A group of commands that says which one was probably meant."""
 
     def resolve_command(
@@ -88,7 +162,7 @@ class _Commands(Group):
     NAME,
     cls=_Commands,
     invoke_without_command=True,
-    help="One logical array over a mesh of devices.",
+    help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
@@ -153,11 +227,19 @@ def _reason(error: click.UsageError) -> str:
     name = "" if param is None else param.human_readable_name
     if isinstance(param, click.Option):
         name = "/".join(param.opts)
+    if isinstance(error, click.NoSuchOption):
+        near = [repr(n) for n in error.possibilities or ()]
+        return f"No such option {error.option_name!r}" + did_you_mean(near)
     if isinstance(error, click.MissingParameter) and name:
         return f"the following arguments are required: {name}"
     if isinstance(error, click.BadParameter):
         return f"argument {name}: {error.message}" if name else error.message
     return error.format_message()
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """Return the end of a message: what was probably meant, if anything was."""
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _end_job() -> None:

@@ -1,7 +1,8 @@
-"""The output of the demo: headings, progress, the table of bytes and the matrix of sentences."""
+"""The output of the demo: headings, the table of bytes and the matrix of sentences."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,19 @@ import numpy as np
 import numpy.typing as npt
 from rich import box
 from rich.console import Console
-from rich.markup import escape
+from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.style import Style
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
+from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import has_colors, line_width, printable, rule
+
 WIDTH = 100
+INDENT = 3
 MOST = 16  # sentences in a matrix of this width
+LEAST = 24  # columns for the sentences beside a matrix
 # One background per tenth of similarity, grey to yellow, from the 256 colours of all terminals.
 HEAT = (234, 235, 237, 58, 94, 136, 178, 214, 220, 226)
 
@@ -52,9 +57,14 @@ def console(*, quiet: bool = False) -> Console:
     Args:
         quiet: Whether it prints nothing.
     """
-    plain = Console(highlight=False)
-    width = min(plain.width, WIDTH) if plain.is_terminal else WIDTH
-    return Console(highlight=False, width=width, quiet=quiet)
+    colored = has_colors()
+    return Console(
+        highlight=False,
+        width=min(line_width(WIDTH), WIDTH),
+        quiet=quiet,
+        force_terminal=colored or None,
+        color_system="auto" if colored else None,
+    )
 
 
 def size(nbytes: float) -> str:
@@ -79,31 +89,27 @@ def title(out: Console, model: str, detail: str) -> None:
 def heading(out: Console, number: int, text: str, detail: str) -> None:
     """Print the heading of a step."""
     out.print()
-    out.print(f"[bold cyan]{number}[/]  [bold]{escape(text)}[/]")
-    out.print(f"   [dim]{escape(detail)}[/]")
+    out.print(Text.assemble((f"{number}", "bold cyan"), "  ", (text, "bold")))
+    tell(out, detail, "dim")
     out.print()
 
 
-def progress(out: Console) -> Progress:
-    """Return a progress bar that counts bytes and stays on the screen."""
-    return Progress(
-        TextColumn("   {task.description}"),
-        BarColumn(bar_width=40),
-        DownloadColumn(),
-        TimeElapsedColumn(),
-        console=out,
-    )
+def tell(out: Console, text: str, style: str = "") -> None:
+    """Print a text, with all its lines indented."""
+    indent = " " * INDENT
+    for line in textwrap.wrap(
+        printable(text, out.encoding),
+        out.width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        drop_whitespace=True,
+        break_on_hyphens=False,
+    ):
+        out.print(Text(line, style), soft_wrap=True)
 
 
-def bytes_table(moves: Sequence[Move]) -> Table:
-    """Return a table with one row per group and their sum: bytes against the bound, and speed."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-        show_footer=True,
-        footer_style="bold",
-    )
+def bytes_table(out: Console, moves: Sequence[Move]) -> None:
+    """Print a table with one row per group and their sum: bytes against the bound, and speed."""
     total = Move(
         "all",
         sum(move.count for move in moves),
@@ -114,13 +120,18 @@ def bytes_table(moves: Sequence[Move]) -> Table:
         sum(move.seconds for move in moves),
     )
     heads = ("tensors", "", "to", "size", "moved", "lower bound", "ratio", "time", "GB/s")
-    for head, foot in zip(heads, _cells(total), strict=True):
-        table.add_column(
-            head, foot, justify="left" if head in ("tensors", "to") else "right", no_wrap=True
-        )
-    for move in moves:
-        table.add_row(*_cells(move))
-    return table
+    rows = [_cells(move) for move in (*moves, total)]
+    spare = ("GB/s", "size", "lower bound", "time", "to")
+    lines, notes = Table(heads, rows, "~>~>>>>>>", spare=spare).lines(out.width - INDENT)
+    told = [Text("  ".join(cell for _, cell in line).rstrip()) for line in lines]
+    line_across = Text(rule(max(map(len, told))), "dim")
+    told[0].stylize("dim")
+    told[-1].stylize("bold")
+    for line in (told[0], line_across, *told[1:-1], line_across, told[-1]):
+        out.print(Padding(line, (0, 0, 0, INDENT), expand=False))
+    for note in notes:
+        tell(out, note, "dim")
+    out.print()
 
 
 def _cells(move: Move) -> tuple[str, ...]:
@@ -137,18 +148,39 @@ def _cells(move: Move) -> tuple[str, ...]:
     )
 
 
-def matrix(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> Table:
-    """Return the matrix of cosine similarities in percent, each row's largest marked with `*`.
+def likenesses(out: Console, sentences: Sequence[str], likeness: npt.NDArray[Any]) -> None:
+    """Print how alike sentences are: a matrix if it fits, otherwise what is nearest to each.
 
     Args:
-        sentences: The sentences, at most `MOST`.
-        likeness: Their similarities, shape (sentences, sentences).
+        out: Where to print.
+        sentences: The sentences.
+        likeness: Their cosine similarities, shape (sentences, sentences).
     """
-    table = Table(box=None, padding=0, header_style="dim", pad_edge=False)
-    table.add_column("", width=WIDTH - 4 * MOST, no_wrap=True, overflow="ellipsis")
+    nearest = np.argmax(likeness - 2 * np.eye(len(sentences)), axis=1)
+    room = out.width - 4 * len(sentences)
+    if room < LEAST:
+        percent = 100 * likeness[range(len(sentences)), nearest]
+        rows = [
+            (f"{i + 1}", printable(text, out.encoding), f"{nearest[i] + 1}", f"{percent[i]:.0f}")
+            for i, text in enumerate(sentences)
+        ]
+        lines, _ = Table(("", "sentence", "nearest", "%"), rows, "><>>").lines(out.width - INDENT)
+        for number, line in enumerate(lines):
+            tell(out, "  ".join(cell for _, cell in line), "" if number else "dim")
+        tell(out, "cosine similarity in percent", "dim")
+        return
+    out.print(_matrix(sentences, likeness, nearest, min(room, WIDTH - 4 * MOST)))
+    tell(out, "cosine similarity in percent; * marks each row's nearest sentence", "dim")
+
+
+def _matrix(
+    sentences: Sequence[str], likeness: npt.NDArray[Any], nearest: npt.NDArray[Any], room: int
+) -> Grid:
+    """Return the matrix of similarities in percent, each row's largest marked with `*`."""
+    table = Grid(box=None, padding=0, header_style="dim", pad_edge=False)
+    table.add_column("", width=room, no_wrap=True, overflow="crop")
     for number in range(1, len(sentences) + 1):
         table.add_column(f"{number} ", width=4, justify="right")
-    nearest = np.argmax(likeness - 2 * np.eye(len(sentences)), axis=1)
     for row, sentence in enumerate(sentences):
         cells = [
             Text("  . ", "dim")
@@ -156,26 +188,24 @@ def matrix(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> Table:
             else _cell(float(likeness[row, column]), column == nearest[row])
             for column in range(len(sentences))
         ]
-        table.add_row(Text.assemble((f"{row + 1:2d} ", "dim"), sentence), *cells)
+        told = sentence if len(sentence) <= room - 4 else f"{sentence[: room - 7]}..."
+        table.add_row(Text.assemble((f"{row + 1:2d} ", "dim"), told), *cells)
     return table
 
 
-def neighbours(sentences: Sequence[str], likeness: npt.NDArray[Any]) -> Table:
-    """Return a table of each sentence and the one nearest to it, for many sentences.
-
-    Args:
-        sentences: The sentences.
-        likeness: Their similarities, shape (sentences, sentences).
-    """
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim")
-    table.add_column("sentence", no_wrap=True, overflow="ellipsis", max_width=42)
-    table.add_column("nearest", no_wrap=True, overflow="ellipsis", max_width=42)
-    table.add_column("%", justify="right")
-    nearest = np.argmax(likeness - 2 * np.eye(len(sentences)), axis=1)
-    for row, column in enumerate(nearest):
-        percent = f"{likeness[row, column] * 100:.0f}"
-        table.add_row(Text(sentences[row]), Text(sentences[column]), percent)
-    return table
+def following(out: Console, steps: Sequence[tuple[str, str]]) -> None:
+    """Print what to do next: commands, and what they do."""
+    wide = max(len(command) for command, _ in steps)
+    beside = max(wide + 2 + len(told) for _, told in steps) + INDENT <= out.width
+    out.print()
+    out.print(Text("What next", "bold"))
+    for command, told in steps:
+        first = Text.assemble(" " * INDENT, (command, "cyan"))
+        if beside:
+            first.append(f"{' ' * (wide - len(command))}  {told}")
+        out.print(first, soft_wrap=True)
+        if not beside:
+            tell(out, f"  {told}", "dim")
 
 
 def _cell(value: float, is_nearest: bool) -> Text:

@@ -29,6 +29,7 @@ from meshard.errors import (
     ShardingError,
     SpecError,
     TreeError,
+    did_you_mean,
 )
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.runtime.array.array import Array
@@ -227,7 +228,7 @@ def _place(mesh: Mesh, mesh_axis: object, what: str) -> int:
     if not isinstance(mesh_axis, str) or mesh_axis not in mesh.axis_names:
         raise SpecError(
             f"{what}: mesh_axis {shown(mesh_axis)} is not found in mesh {mesh!r}; its axes are "
-            f"{mesh.axis_names}."
+            f"{mesh.axis_names}.{did_you_mean(mesh_axis, mesh.axis_names)}"
         )
     return mesh.axis_names.index(mesh_axis)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.create import arange
@@ -73,11 +74,7 @@ _SWAPPED = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 def _norm(name: str, norm: str | None) -> str:
     found = "backward" if norm is None else norm
-    if found not in _SWAPPED:
-        raise ArgumentError(
-            f"{name}: norm must be 'backward', 'ortho', 'forward' or None, not {norm!r}."
-        )
-    return found
+    return choice_of(found, ("backward", "ortho", "forward"), name, "norm")
 
 
 def _samples(name: str, x: Any, real: bool = False) -> Any:

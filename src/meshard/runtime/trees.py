@@ -16,7 +16,7 @@ from typing import Any
 import optree
 
 from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
-from meshard.errors import TreeError
+from meshard.errors import TreeError, nearest
 
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()
@@ -71,9 +71,14 @@ def endless(name: str = "a tree") -> TreeError:
 def mismatch(error: Exception) -> str:
     """Return optree's complaint about a tree, without the tree itself, which may be large."""
     text = re.split(r"; (?!expected)\w+: ", str(error), maxsplit=1)[0].rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    keys = _KEYS.search(text)
+    missing, extra = (re.findall(r"'([^']*)'", keys[part]) if keys else [] for part in (1, 2))
+    meant = [f"; {k!r} may be meant as {near[0]!r}" for k in extra if (near := nearest(k, missing))]
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text + "".join(meant[:1])
 
 
+_KEYS = re.compile(r"missing key\(s\): \[([^]]*)\], extra key\(s\): \[([^]]*)\]")
 _LONGEST = 400
 
 

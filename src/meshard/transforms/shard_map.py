@@ -30,6 +30,7 @@ from meshard.errors import (
     ShardingError,
     SpecError,
     TreeError,
+    did_you_mean,
 )
 from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
@@ -507,7 +508,7 @@ class _Mapped:
             if name not in mesh.shape:
                 raise SpecError(
                     f"shard_map of {self._name!r}: axis_names holds {name!r}, which is not an axis "
-                    f"of {mesh!r}."
+                    f"of {mesh!r}.{did_you_mean(name, mesh.axis_names)}"
                 )
         manual = self._names or frozenset(mesh.axis_names) - self._auto
         again = [a for a in mesh.axis_names if a in manual & taken]
@@ -541,10 +542,12 @@ class _Mapped:
         named = [a for dim in spec.axes(len(spec)) for a in dim]
         for axis in named:
             if axis not in manual:
-                bound = ", ".join(map(repr, [a for a in scope.manual if a in manual]))
+                axes = [a for a in scope.manual if a in manual]
+                bound = ", ".join(map(repr, axes))
                 raise SpecError(
                     f"{what}: {name} refers to {axis!r} in {spec!r}, which is not one of the axes "
                     f"that it runs along: {bound or 'none'} of {scope.mesh!r}."
+                    f"{did_you_mean(axis, axes)}"
                 )
             if named.count(axis) > 1:
                 raise SpecError(

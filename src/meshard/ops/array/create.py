@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import integer_of, shape_of
+from meshard.algebra.arguments import choice_of, integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.mesh import Mesh
@@ -788,8 +788,7 @@ def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list
     >>> [x.tolist() for x in mnp.meshgrid(mnp.arange(2), mnp.arange(2), indexing="ij")]
     [[[0, 0], [1, 1]], [[0, 1], [0, 1]]]
     """
-    if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', not {indexing!r}.")
+    choice_of(indexing, ("xy", "ij"), "meshgrid", "indexing")
     arrays = [as_array(x).reshape(-1) for x in xi]
     count = len(arrays)
     order = list(range(count))

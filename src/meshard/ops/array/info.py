@@ -9,9 +9,9 @@ from typing import Any, final
 import ml_dtypes
 import numpy as np
 
-from meshard.algebra.arguments import described
+from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.boundary import bounded
-from meshard.errors import ArgumentError, DtypeError, MeshardError
+from meshard.errors import ArgumentError, DtypeError, MeshardError, did_you_mean
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
@@ -90,7 +90,7 @@ def isdtype(dtype: DtypeLike, kind: Any) -> bool:
         if isinstance(kind, str):
             raise ArgumentError(
                 f"isdtype: kind {kind!r} is not known; it must be a dtype or one of "
-                f"{', '.join(map(repr, _KINDS))}."
+                f"{', '.join(map(repr, _KINDS))}.{did_you_mean(kind, _KINDS)}"
             )
         with _refusing("isdtype", "kind", kind):
             return bool(given == np.dtype(kind))
@@ -129,10 +129,7 @@ def can_cast(from_: ArrayLike, to: DtypeLike, casting: str = "safe") -> bool:
     >>> mnp.can_cast(mnp.int32, mnp.float64), mnp.can_cast(mnp.float64, mnp.float32)
     (True, False)
     """
-    if casting not in _CASTINGS:
-        raise ArgumentError(
-            f"can_cast: casting must be one of {', '.join(map(repr, _CASTINGS))}, got {casting!r}."
-        )
+    choice_of(casting, _CASTINGS, "can_cast", "casting")
     with _refusing("can_cast", "from_", from_):
         return bool(np.can_cast(_dtype(from_), as_dtype(to), casting))  # type: ignore[arg-type]
 
@@ -198,6 +195,7 @@ class NamespaceInfo:
             raise ArgumentError(
                 f"dtypes: kind {unknown[0]!r} is not known; it must be one of "
                 f"{', '.join(map(repr, _KINDS))}, or a tuple of them."
+                f"{did_you_mean(unknown[0], _KINDS)}"
             )
         return {name: np.dtype(name) for k in kinds for name in _KINDS[k]}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import described
+from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.samplesort import known
@@ -321,13 +321,8 @@ def pad(
     """
     x = as_array(array)
     added = _added(pad_width, x.ndim)
-    if mode in _PAD_MODES:
+    if choice_of(mode, ("constant", "empty", *_PAD_MODES), "pad", "mode") in _PAD_MODES:
         return _padded_with_own(x, added, mode)
-    if mode not in ("constant", "empty"):
-        raise ArgumentError(
-            f"pad: mode {mode!r} is not known; the modes are 'constant', 'empty' and "
-            f"{', '.join(map(repr, _PAD_MODES))}."
-        )
     values = _border(constant_values, x)
     result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
     if mode == "empty" or not (is_traced(values) or values.any()):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import shape_of
+from meshard.algebra.arguments import choice_of, shape_of
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
@@ -182,10 +182,8 @@ def reshape(
     """
     x = as_array(a)
     wanted = list(shape_of(shape, "reshape", inferred=True))
-    if order == "F":
+    if choice_of(order, ("C", "F"), "reshape", "order") == "F":
         return transpose(reshape(transpose(x), tuple(reversed(_filled(x, wanted)))))
-    if order != "C":
-        raise ArgumentError(f"reshape: order must be 'C' or 'F', not {order!r}.")
     new = _filled(x, wanted)
     if new == x.shape:
         return x

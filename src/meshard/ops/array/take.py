@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.algebra.arguments import choice_of
+from meshard.errors import IndexingError, ShapeError
 from meshard.ops.array.index import joined, positions, whole_numbers
 from meshard.ops.array.shape import reshape
 from meshard.ops.checked import checked
@@ -79,10 +80,8 @@ def take(
         x, axis = reshape(x, (-1,)), 0
     (dim,) = normalised_axes(axis, x.ndim, "take")
     size = x.shape[dim]
-    if mode not in (None, "raise", "clip", "wrap", "fill"):
-        raise ArgumentError(
-            f"take: mode must be None, 'raise', 'clip', 'wrap' or 'fill', not {mode!r}."
-        )
+    if mode is not None:
+        choice_of(mode, ("raise", "clip", "wrap", "fill"), "take", "mode")
     places = whole_numbers(indices, "take")
     if mode in ("clip", "wrap"):
         places = bind("astype", as_array(places), dtype=np.dtype(np.int64))
@@ -187,8 +186,8 @@ def take_along_axis(
             "they must have the same number of dims."
         )
     size = x.shape[dim]
-    if mode not in (None, "clip", "fill"):
-        raise ArgumentError(f"take_along_axis: mode must be None, 'clip' or 'fill', not {mode!r}.")
+    if mode is not None:
+        choice_of(mode, ("clip", "fill"), "take_along_axis", "mode")
     if mode is None and not is_traced(places):
         return bind("take_along_axis", x, positions(places, size, dim), dim=dim)
     places = bind("positions_within", as_array(places), size=size, clamp=mode == "clip")

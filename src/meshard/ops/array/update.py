@@ -12,13 +12,14 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import described
+from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.dimmap import DimMap
 from meshard.errors import (
     ArgumentError,
     DtypeError,
     IndexingError,
     ShapeError,
+    did_you_mean,
 )
 from meshard.ops.array.create import full_like
 from meshard.ops.array.index import IndexParts, getitem, sizes_of, taken_apart
@@ -285,26 +286,25 @@ def _scattered(found: IndexParts, value: Array, how: str) -> Any:
 
 def _check_options(options: dict[str, Any]) -> str | None:
     """Return what happens to positions outside: ``"clip"``, ``"drop"``; None: they are refused."""
-    known = {"indices_are_sorted", "unique_indices", "mode", "fill_value", "wrap_negative_indices"}
-    unknown = set(options) - known
+    known = ("indices_are_sorted", "unique_indices", "mode", "fill_value", "wrap_negative_indices")
+    unknown = [name for name in options if name not in known]
     if unknown:
-        raise ArgumentError(f"x.at[...]: unknown options {sorted(unknown)}.")
+        raise ArgumentError(
+            f"x.at[...]: there is no option {unknown[0]!r}; the options are {', '.join(known)}."
+            f"{did_you_mean(unknown[0], known)}"
+        )
     if options.get("wrap_negative_indices") is False:
         raise ArgumentError(
             "x.at[...]: wrap_negative_indices=False is not supported: negative positions count "
             "from the end. To name positions outside the array, add the dim's size."
         )
     mode = options.get("mode")
-    if mode is not None and not isinstance(mode, str):
-        raise ArgumentError(f"x.at[...]: mode must be a string or None, got {described(mode)}.")
-    if mode in (None, "promise_in_bounds"):
+    if mode is None or choice_of(mode, _MODES, "x.at[...]", "mode") == "promise_in_bounds":
         return None
-    if mode not in ("clip", "drop", "fill"):
-        raise ArgumentError(
-            "x.at[...]: mode must be None, 'clip', 'drop', 'fill' or 'promise_in_bounds', not "
-            f"{mode!r}."
-        )
     return "clip" if mode == "clip" else "drop"
+
+
+_MODES = ("clip", "drop", "fill", "promise_in_bounds")
 
 
 def _overlay_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:

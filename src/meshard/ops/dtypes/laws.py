@@ -13,12 +13,14 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.arguments import described
-from meshard.errors import DtypeError, MeshardError
+from meshard.errors import DtypeError, MeshardError, did_you_mean
 from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, kind_of
 from meshard.ops.row import Dtype, Op, Operand, Params
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, dtype_name
+
+_NAMES = (*(np.dtype(c).name for c in "?bhilBHILefdFD"), *sorted(d.name for d in SMALL_FLOATS))
 
 
 def default_float() -> Dtype:
@@ -43,8 +45,9 @@ def as_dtype(given: Any) -> Dtype:
         return default_complex()
     try:
         dtype = np.dtype(getattr(ml_dtypes, given, given) if isinstance(given, str) else given)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DtypeError(f"{described(given)} is not a dtype.") from error
+    except (TypeError, ValueError, RecursionError):
+        meant = did_you_mean(given, _NAMES)
+        raise DtypeError(f"{described(given)} is not a dtype.{meant}") from None
     return checked_dtype(dtype, "dtype")
 
 

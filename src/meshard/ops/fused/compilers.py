@@ -16,7 +16,7 @@ from os.path import isabs
 from pathlib import Path
 from typing import Any, Protocol
 
-from meshard.errors import ConfigError
+from meshard.errors import ConfigError, did_you_mean
 from meshard.ops.row import Dtype, Params
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld
@@ -63,6 +63,7 @@ def _compiler(given: object) -> str:
         raise ValueError(
             f"jit_compiler must be 'auto', 'numpy', or one of {', '.join(map(repr, known))}, which "
             f"then runs what jit fuses on large blocks; got {given!r}."
+            f"{did_you_mean(given, ('auto', 'numpy', *known))}"
         )
     package, name, extra = _NEEDS.get(given, ("", "", ""))
     if package and find_spec(package) is None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims
@@ -322,8 +323,7 @@ def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     >>> q.shape, r.shape
     ((3, 2), (2, 2))
     """
-    if mode not in ("reduced", "complete", "r"):
-        raise ArgumentError(f"qr: mode must be 'reduced', 'complete' or 'r', not {mode!r}.")
+    choice_of(mode, ("reduced", "complete", "r"), "qr", "mode")
     x = matrices("qr", a)
     if mode == "r":
         return _run("qr_r", "qr", _UNSETTLED, x, mode=mode)[0]

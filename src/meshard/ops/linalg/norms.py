@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, ShapeError, did_you_mean
 from meshard.ops.array.diagonals import diagonal_of
 from meshard.ops.array.shape import expand_dims, moveaxis
 from meshard.ops.checked import DtypeLike, checked
@@ -210,6 +210,7 @@ def matrix_norm(
     else:
         raise ArgumentError(
             f"matrix_norm: ord must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}."
+            f"{did_you_mean(ord, ('fro', 'nuc'))}"
         )
     return found.astype(_law(x), copy=False)
 

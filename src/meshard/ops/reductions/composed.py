@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
@@ -303,12 +304,10 @@ def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> A
     number, count = as_array(a), len(choices)
     if number.dtype.kind not in "biu":
         raise DtypeError(f"choose: a must hold integers, but its dtype is {number.dtype}.")
-    if mode == "clip":
+    if choice_of(mode, ("raise", "wrap", "clip"), "choose", "mode") == "clip":
         number = clip(number, 0, count - 1)
     elif mode == "wrap":
         number = bind("remainder", number.astype(np.int64), count)
-    elif mode != "raise":
-        raise ArgumentError(f"choose: mode must be 'raise', 'wrap' or 'clip', not {mode!r}.")
     elif is_traced(number):
         number = concrete(
             number,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.join import flip, stack
 from meshard.ops.array.samplesort import (
@@ -142,10 +143,8 @@ _SORTS = ("quicksort", "mergesort", "heapsort", "stable")
 
 def _check_kind(name: str, kind: str | None) -> None:
     """Refuse names of kinds that NumPy does not know; the known ones change nothing."""
-    if kind is not None and kind not in _SORTS:
-        raise ArgumentError(
-            f"{name}: kind must be one of {', '.join(map(repr, _SORTS))} or None, got {kind!r}."
-        )
+    if kind is not None:
+        choice_of(kind, _SORTS, name, "kind")
 
 
 @checked
@@ -383,8 +382,7 @@ def searchsorted(
         raise ShapeError(
             f"searchsorted: the array to search must have one dim, but its shape is {x.shape}."
         )
-    if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', not {side!r}.")
+    choice_of(side, ("left", "right"), "searchsorted", "side")
     if sorter is not None:
         order = as_array(sorter)
         if order.shape != x.shape:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.samplesort import known
@@ -178,8 +179,7 @@ def _parts_of(q: Any, most: int) -> Any:
 
 
 def _quantile(name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool) -> Any:
-    if method not in _METHODS:
-        raise ArgumentError(f"{name}: method must be one of {', '.join(_METHODS)}, not {method!r}.")
+    choice_of(method, tuple(_METHODS), name, "method")
     if is_traced(q):
         return _traced_quantile(name, a, q, axis, method, keepdims)
     if not ((q >= 0) & (q <= 1)).all():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 from meshard.algebra.arguments import is_text, shown
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, did_you_mean
 from meshard.plan.figures.topology import Level, Topology
 
 _PRESETS = (
@@ -86,10 +84,8 @@ def topology(name: str) -> Topology:
     for preset in _PRESETS:
         if is_text(name, preset.name):
             return preset
-    near = get_close_matches(shown(name), presets(), 1)
-    meant = f" Did you mean {near[0]!r}?" if near else ""
     raise ArgumentError(
-        f"There is no topology named {shown(name)}.{meant} Those with "
+        f"There is no topology named {shown(name)}.{did_you_mean(name, presets())} Those with "
         f"names are {', '.join(map(repr, presets()))}; Topology.load reads others from a file."
     )
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 
 from meshard.algebra.arguments import count_of, items_of, path_of, refusal, shown
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -416,6 +416,7 @@ def _check_keys(
     if unknown:
         raise ArgumentError(
             f"{what} has an unknown key {unknown[0]!r}; the keys are {', '.join(known)}."
+            f"{did_you_mean(unknown[0], known)}"
         )
     missing = [key for key in needed if key not in table]
     if missing:

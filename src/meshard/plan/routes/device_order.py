@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from meshard.tuning import DENSE_EDGES, THINNED_SHARE, WEIGHED_EDGES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from scipy.sparse import csr_array
 
     Ints = NDArray[np.int64]
 
@@ -291,6 +292,14 @@ def _positions(length: Ints) -> tuple[Ints, Ints]:
     return np.repeat(np.arange(len(length)), length), consecutive(np.zeros_like(length), length)
 
 
+def _graph(weights: NDArray[Any], rows: Ints, columns: Ints, count: int) -> csr_array[Any]:
+    """Return edges as SciPy's functions take them; older ones refuse 64-bit numbers of nodes."""
+    from scipy.sparse import csr_array
+
+    ends = rows.astype(np.int32), columns.astype(np.int32)
+    return csr_array((weights, ends), shape=(count, count))
+
+
 def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     """Return for each device its slot in a best matching; -1 if it has none.
 
@@ -299,7 +308,6 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     Only components in which devices compete for slots are matched by weight, some hundred rows at a
     time, because the time for a weighted matching grows with the square of its rows.
     """
-    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
 
     chosen = np.full(count, -1, np.int64)
@@ -308,9 +316,9 @@ def _matched(row: Ints, column: Ints, gain: Ints, count: int) -> Ints:
     best = np.zeros(count, np.int64)
     np.maximum.at(best, row, gain)
     top = gain == best[row]
-    graph = csr_array((np.ones(int(top.sum()), bool), (row[top], column[top])), (count, count))
+    graph = _graph(np.ones(int(top.sum()), bool), row[top], column[top], count)
     chosen[:] = maximum_bipartite_matching(graph, perm_type="column")
-    both = csr_array((np.ones(len(row), bool), (row, count + column)), (2 * count, 2 * count))
+    both = _graph(np.ones(len(row), bool), row, count + column, 2 * count)
     # Devices are nodes 0 to count - 1, and slots those from count on.
     parts, label = connected_components(both, directed=False)
     # A component is done if all its edges weigh the same, or if each device has its best.
@@ -342,7 +350,6 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     A matching need not cover all nodes, but the solver requires one that does. So the graph is
     joined with its mirror image, and nodes without a partner are matched with their own images.
     """
-    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
     devices, i = np.unique(row, return_inverse=True)
@@ -361,7 +368,7 @@ def _weighed(row: Ints, column: Ints, gain: Ints) -> tuple[Ints, Ints]:
     columns = np.concatenate([j, m + np.arange(n), np.arange(m), m + i])
     costs = np.full(len(rows), most + 1)
     costs[: len(i)] -= gain
-    graph = csr_array((costs.astype(np.float64), (rows, columns)), shape=(n + m, n + m))
+    graph = _graph(costs.astype(np.float64), rows, columns, n + m)
     matched, partner = min_weight_full_bipartite_matching(graph)
     real = (matched < n) & (partner < m)
     return devices[matched[real]], slots[partner[real]]

@@ -238,13 +238,7 @@ def _slabs(
     above = LINE * ((rank > 2) + 2 * (rank > 0))
     words = max(LETTER * 12 * len(slab.title) for slab in drawing.slabs)
     step = max(left + width, words) + BETWEEN
-    most = max(1, int((WIDEST + BETWEEN) // step))
-    # Rows of slabs end where a leading dim does, if such rows are not too short.
-    run = drawing.slab_run
-    per_row = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
-    per_row = most if per_row == 1 else per_row
-    while 2 * per_row <= most and len(plots) > 2 * per_row:  # so that the picture is not tall
-        per_row *= 2
+    per_row = _per_row(len(plots), max(1, int((WIDEST + BETWEEN) // step)), drawing.slab_run)
     parts = []
     for number, plot in enumerate(plots):
         line, place = divmod(number, per_row)
@@ -263,6 +257,21 @@ def _slabs(
         unlabelled="" if all(fit) else "point at a block to read its devices",
     )
     return parts, wide, top + lines * (above + height + BETWEEN) - BETWEEN + 4, notes
+
+
+def _per_row(slabs: int, most: int, run: int) -> int:
+    """Return how many slabs stand in a row: they end where a leading dim does, if that is not few.
+
+    Args:
+        slabs: the number of slabs.
+        most: how many have room in a row.
+        run: how many there are along the last of the leading dims.
+    """
+    found = max(n for n in range(1, most + 1) if n == 1 or run % n == 0)
+    found = most if found == 1 else found
+    while 2 * found <= most and 2 * found < slabs:  # so that the picture is not tall
+        found *= 2
+    return found
 
 
 def _level(drawing: Drawing, plots: Sequence[_Plot]) -> tuple[int, int, list[bool]]:

@@ -14,8 +14,10 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import Device
+from meshard.algebra.layout import Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
+from meshard.errors import ShardingError
 from meshard.plan.captions import (
     PALETTE,
     count_text,
@@ -73,7 +75,8 @@ class _MeshPicture:
 
     def _svg(self) -> Markup:
         mesh = self._mesh
-        return self._drawing(wrap([repr(mesh), _devices_text(mesh.flat_devices)], 96))
+        lines = [repr(mesh), _devices_text(mesh.flat_devices)]
+        return self._drawing(wrap(lines, 96, between=" · "))
 
     def _drawing(self, title: Sequence[str]) -> Markup:
         mesh = self._mesh
@@ -244,15 +247,15 @@ class _NamedPicture:
     def _drawing(self, title: str) -> Markup:
         s = self._sharding
         lines = [title] * bool(title)
-        if s.spec.unconstrained or not s.mesh.size:
-            lines.append("a dim is free: any layout will do" if s.mesh.size else "no devices")
+        layout, why = self._layout()
+        if layout is None:
+            lines.append(why)
             width = 13 * LETTER * max(map(len, lines)) + 2 * MARGIN
             parts = [
                 label(MARGIN, MARGIN + 12 + LINE * n, text, "ink", font_size=13)
                 for n, text in enumerate(lines)
             ]
             return picture(width, 2 * MARGIN + LINE * len(lines), self._title(), parts)
-        layout = s.layout(self._shape())
         copies, blocks = layout.replicas, count_text(layout.piece_count, "block")
         told = f"{blocks}, each on {copies:,} devices" if copies > 1 else blocks
         lines += wrap([told, *self._more()], 96, between=" · ")
@@ -261,6 +264,18 @@ class _NamedPicture:
             for d, axes in enumerate(s.spec.axes(len(layout.shape)))
         ]
         return schematic(layout, "\n".join(lines), names, platform=platform_of(s))
+
+    def _layout(self) -> tuple[Layout | None, str]:
+        """Return the layout of the smallest array, or why there is none."""
+        s = self._sharding
+        if s.spec.unconstrained:
+            return None, "a dim is free: any layout will do"
+        if not s.mesh.size:
+            return None, "no devices"
+        try:
+            return s.layout(self._shape()), ""
+        except ShardingError as error:  # cuts that fit no array
+            return None, str(error).splitlines()[0].partition(". ")[0]
 
     def _more(self) -> list[str]:
         """Return what the spec and the mesh do not say."""

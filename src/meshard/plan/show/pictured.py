@@ -47,6 +47,22 @@ class Drawn(Pictured, HasDrawing):
         yield wide(self._svg())
 
 
+class Printed(Pictured):
+    """A value whose page is what it prints, in a monospaced font."""
+
+    __slots__ = ()
+
+    def _title(self) -> str:
+        """Return the name of its class."""
+        return type(self).__name__
+
+    def _parts(self) -> Iterator[Markup]:
+        """Yield its print."""
+        from meshard.plan.show.page import preformatted
+
+        yield preformatted(str(self))
+
+
 class _Shown(Protocol):
     """What shows a value: the value itself, or what stands for a mesh or a sharding."""
 

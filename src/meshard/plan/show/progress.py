@@ -158,8 +158,9 @@ class _Bar:
     def _bar(self, done: int, total: int, seconds: float) -> str:
         """Return the line, which is shorter than the terminal is wide."""
         words = self._share(done, total)
-        if done:
-            words += f", {time_text(seconds * (total - done) / done)} left"
+        left = seconds * (total - done) / max(done, 1)
+        if done and left >= 1:
+            words += f", {left:,.0f} s left"
         width = min(columns(self._stream) or _WIDEST, _WIDEST) - 1
         room = width - len(self._doing) - len(words) - 4
         if room < 5:

@@ -13,11 +13,19 @@ from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_t
 
 LEAST = 560  # pixels below which a drawing scrolls instead of shrinking: texts stay readable
 
+_HEADING = 24.0  # the height of a line above a drawing
+
 Value = str | float | None
 
 
 def picture(
-    width: float, height: float, told: str, parts: Iterable[str], *, sheet: bool = False
+    width: float,
+    height: float,
+    told: str,
+    parts: Iterable[str],
+    *,
+    sheet: bool = False,
+    heading: str = "",
 ) -> Markup:
     """Return one ``<svg>`` element: a card, on which the parts can be read on any page.
 
@@ -27,7 +35,12 @@ def picture(
         told: a description, for readers who do not see it.
         parts: its content.
         sheet: whether it contains the style sheet; otherwise the page around it has it.
+        heading: a line above the parts, for a drawing that stands alone.
     """
+    if heading:
+        first = label(14, 24, heading, "ink", font_size=13, font_weight="700")
+        parts = [first, element("g", *parts, transform=f"translate(0 {_HEADING:.0f})")]
+        width, height = max(width, 28 + 8.1 * len(heading)), height + _HEADING
     wide, high = f"{width:.0f}", f"{height:.0f}"
     card = rect(0.5, 0.5, round(width) - 1, round(height) - 1, "card", rx=8)
     return element(
@@ -52,7 +65,8 @@ def standalone(svg: Markup, title: str) -> Markup:
     """Return a drawing that needs no page around it: with its style sheet, and a title."""
     start, _, rest = svg.partition(">")
     sheet = "" if rest.startswith("<style>") else element("style", Markup(SHEET))
-    return Markup(f"{start}>{element('title', title)}{sheet}{rest}")
+    own = element("title", title) if title else ""
+    return Markup(f"{start}>{own}{sheet}{rest}")
 
 
 @cache

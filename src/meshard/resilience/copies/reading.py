@@ -17,7 +17,7 @@ import numpy as np
 
 from meshard.algebra.arguments import path_of
 from meshard.algebra.layout import Layout, balanced_cuts
-from meshard.errors import CheckpointError
+from meshard.errors import CheckpointError, did_you_mean
 from meshard.resilience.copies.stocks import Stock, gridded, onto, refined
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import RuntimeWorld
@@ -73,7 +73,7 @@ def check_tree(
             known = sorted(catalogue.tensors)
             raise CheckpointError(
                 f"{told}: it does not hold {name!r}. It holds {len(known)} arrays, such as "
-                f"{known[0]!r}."
+                f"{known[0]!r}.{did_you_mean(name, known)}"
                 if known
                 else f"{told}: it does not hold {name!r}, nor any other array."
             )

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from meshard.algebra.box import Box
-from meshard.errors import TreeError
+from meshard.errors import TreeError, did_you_mean
 from meshard.runtime.array.array import Array
 from meshard.runtime.types import dtype_name
 from meshard.weights.checkpoint.sources import made_of
@@ -138,7 +138,7 @@ class Wish:
         if unknown:
             raise TreeError(
                 f"{what}: {unknown[0]!r} is asked for, but what is published has "
-                f"{some(made.recipes)}."
+                f"{some(made.recipes)}.{did_you_mean(unknown[0], made.recipes)}"
             )
         return {name: made.recipes[name] for name in self.pieces}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshard.errors import TreeError
+from meshard.errors import TreeError, did_you_mean
 from meshard.resilience.feeding.offer import some
 from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -61,4 +61,5 @@ def _check_names(given: Mapping[Any, Any], names: list[str], what: str) -> None:
         told = f"a sharding for {some(unknown)}, which is not in the tree that is published"
         if not unknown:
             told = f"no sharding for {some(missing)}"
-        raise TreeError(f"{what}: shardings has {told}. The tensors are {some(names)}.")
+        meant = did_you_mean(unknown[0], names) if unknown else ""
+        raise TreeError(f"{what}: shardings has {told}. The tensors are {some(names)}.{meant}")

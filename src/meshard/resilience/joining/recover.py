@@ -13,6 +13,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import number_of
 from meshard.errors import ProcessLostError
+from meshard.plan.show.pictured import Printed
 from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.agree import meet
 from meshard.runtime.processes.agreement import Members
@@ -25,7 +26,7 @@ from meshard.runtime.world import RuntimeWorld, here
 
 @final
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Printed):
     """What a recovery has found and done; the same on all processes, except for the seconds.
 
     Attributes:

@@ -75,6 +75,20 @@ def blas_libraries() -> list[Any]:
     return list(ThreadpoolController().select(user_api="blas").lib_controllers)
 
 
+@contextlib.contextmanager
+def blas_threads(count: int) -> Iterator[None]:
+    """Let BLAS run on this many threads, within a ``with`` statement of the only busy thread."""
+    libraries = blas_libraries()
+    before = [library.get_num_threads() for library in libraries]
+    try:
+        for library in libraries:
+            _set_threads(library, count)
+        yield
+    finally:
+        for library, threads in zip(libraries, before, strict=True):
+            _set_threads(library, threads)
+
+
 def _set_threads(library: Any, threads: int) -> None:
     """Set the number of threads; any thread may, not only the first that has done so."""
     library.set_num_threads(threads)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding
-from meshard.errors import ArgumentError, DtypeError, SpecError
+from meshard.errors import ArgumentError, DtypeError, ShardingError, SpecError
+from meshard.plan.captions import sharding_summary, size_text
 from meshard.plan.show.pictured import Drawn
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.show import array_svg, array_title, type_parts
+from meshard.runtime.array.show import array_svg, type_parts
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array, as_sharding, dtype_of, home
 from meshard.runtime.types import ArrayLike, ArrayType, Shaped, dtype_name
@@ -108,19 +109,24 @@ class ShapeDtypeStruct(Shaped, Drawn):
         )
 
     def _title(self) -> str:
-        return array_title(typeof(self)) if self.sharding is not None else repr(self)
+        told = f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+        return told if self.sharding is None else f"{told} · {sharding_summary(self.sharding)}"
 
     def _svg(self) -> Markup:
         return array_svg(typeof(self))
 
     def _parts(self) -> Iterator[Markup]:
-        from meshard.plan.captions import size_text
         from meshard.plan.show.page import element
 
         if self.sharding is None:
             yield element("p", f"no values, {size_text(self.nbytes)}, no sharding")
             return
-        yield from type_parts(typeof(self), "no values")
+        try:
+            type_ = typeof(self)
+        except ShardingError as error:  # the shape is not looked at before something is made of it
+            yield element("p", f"no values, {size_text(self.nbytes)}. {error}")
+            return
+        yield from type_parts(type_, "no values")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _struct, (self.shape, self.dtype, self.sharding)

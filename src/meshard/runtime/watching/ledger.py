@@ -103,7 +103,7 @@ class Ledger(Drawn):
     def _svg(self) -> Markup:
         from meshard.runtime.watching.ledger_page import ledger_svg
 
-        return ledger_svg(self.records)
+        return ledger_svg(self.records, self._title())
 
     def _parts(self) -> Iterator[Markup]:
         from meshard.runtime.watching.ledger_page import ledger_parts

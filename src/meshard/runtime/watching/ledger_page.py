@@ -80,11 +80,16 @@ def _similar(records: Sequence[Record]) -> Table:
     return Table(head, rows, "<<<<<>>>", notes)
 
 
-def ledger_svg(records: Sequence[Record]) -> Markup:
-    """Return the heat map of bytes by line and device."""
+def ledger_svg(records: Sequence[Record], heading: str = "") -> Markup:
+    """Return the heat map of bytes by line and device.
+
+    Args:
+        records: the communications.
+        heading: a line above, for a drawing that stands alone.
+    """
     if not records:
         parts = [centred(_MARGIN, 24, "no communication", color="ink", font_size=12)]
-        return picture(180, 46, "no communication", parts)
+        return picture(180, 46, "no communication", parts, heading=heading)
     rows, rest = _rows(records)
     devices = sorted({d for r in records for d in r.received})
     each = -(-len(devices) // _MOST_COLUMNS)
@@ -119,7 +124,8 @@ def ledger_svg(records: Sequence[Record]) -> Markup:
     if notes:
         parts.append(centred(_MARGIN, bottom + 14, "; ".join(notes)))
     told = f"bytes by line (row) and device (column), at most {size_text(most)}"
-    return picture(right + 8 + words + _MARGIN, bottom + 8 + 18 * bool(notes), told, parts)
+    width, height = right + 8 + words + _MARGIN, bottom + 8 + 18 * bool(notes)
+    return picture(width, height, told, parts, heading=heading)
 
 
 def _cells(

@@ -150,14 +150,17 @@ class Profile(Drawn):
         return f"Profile: {count_text(len(self._events), 'event')} in {time_text(self.seconds)}"
 
     def _svg(self) -> Markup:
+        return self._timeline(self._title())
+
+    def _timeline(self, heading: str = "") -> Markup:
         from meshard.runtime.watching.profile_svg import lanes_of, lanes_svg
 
-        return lanes_svg(lanes_of(self._events, self._devices), self._first, self._last)
+        return lanes_svg(lanes_of(self._events, self._devices), self._first, self._last, heading)
 
     def _parts(self) -> Iterator[Markup]:
         from meshard.plan.show.page import wide
 
-        yield wide(self._svg())
+        yield wide(self._timeline())
         if lines := self._lines():
             yield self._table(lines).html()
 

@@ -43,18 +43,19 @@ def lanes_of(events: Sequence[Event], devices: Mapping[int, str]) -> list[Lane]:
     return [*lanes, *(Lane(devices[d], ran[d]) for d in shown)]
 
 
-def lanes_svg(lanes: Sequence[Lane], first: int, last: int) -> Markup:
+def lanes_svg(lanes: Sequence[Lane], first: int, last: int, heading: str = "") -> Markup:
     """Return a timeline.
 
     Args:
         lanes: its rows.
         first: when it begins, in nanoseconds.
         last: when it ends.
+        heading: a line above, for a drawing that stands alone.
     """
     span = max(1, last - first)
     if not lanes:
         parts = [centred(_MARGIN, 24, "nothing ran", color="ink", font_size=12)]
-        return picture(180, 46, "nothing ran", parts)
+        return picture(180, 46, "nothing ran", parts, heading=heading)
     bottom = _TOP + _ROW * len(lanes)
     right = _LEFT + _WIDTH
     parts = []
@@ -79,7 +80,7 @@ def lanes_svg(lanes: Sequence[Lane], first: int, last: int) -> Markup:
     if hidden:
         parts.append(label(x, bottom, f"of each lane the {each:,} longest; {hidden:,} not drawn"))
     told = f"events of {count_text(len(lanes), 'thread or device')} over {time_text(span / 1e9)}"
-    return picture(right + _MARGIN, bottom + 14, told, parts)
+    return picture(right + _MARGIN, bottom + 14, told, parts, heading=heading)
 
 
 def _nested(events: Sequence[Event]) -> Iterator[tuple[Event, int]]:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from meshard.algebra.arguments import described, shown
-from meshard.errors import ArgumentError, AxisNameError, DtypeError
+from meshard.errors import ArgumentError, AxisNameError, DtypeError, did_you_mean
 from meshard.runtime.doors import innermost
 from meshard.runtime.types import KEY
 
@@ -101,8 +101,9 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
                 else "no axis is bound here, outside of shard_map"
             )
             raise AxisNameError(
-                f"{what}: unbound axis name: {shown(name)}; {here}. An axis is bound by the mesh "
-                "of the enclosing meshard.shard_map (and its axis_names=, where that is given)."
+                f"{what}: unbound axis name: {shown(name)}; {here}.{did_you_mean(name, bound)} An "
+                "axis is bound by the mesh of the enclosing meshard.shard_map (and its axis_names=,"
+                " where that is given)."
             )
         if list(names).count(name) > 1:
             raise ArgumentError(f"{what}: the axis name {name!r} is repeated in {tuple(names)}.")

@@ -231,7 +231,10 @@ class Explanation(Drawn):
         return self._headline
 
     def _svg(self) -> Markup:
-        return timeline(self.devices, [_bar(s) for s in self.steps if s.counted])
+        return self._timeline(f"{self._headline} of {self.topology!r}")
+
+    def _timeline(self, heading: str = "") -> Markup:
+        return timeline(self.devices, [_bar(s) for s in self.steps if s.counted], heading)
 
     def _parts(self) -> Iterator[Markup]:
         yield self._totals().html()
@@ -242,7 +245,7 @@ class Explanation(Drawn):
             yield element("ul", *shown, *[element("li", f"and {rest:,} more")] * (rest > 0))
         if any(s.communications for s in self.steps):
             yield element("h3", "Communication of each device")
-            yield wide(self._svg())
+            yield wide(self._timeline())
         yield element("h3", "Steps")
         rest = len(self.steps) - _PAGE_ROWS
         notes = [f"and {rest:,} more steps"] if rest > 0 else []

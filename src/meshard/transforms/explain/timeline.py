@@ -38,8 +38,14 @@ class Bar(NamedTuple):
         return self.moves.split(" over ")[0]
 
 
-def timeline(devices: Sequence[int], bars: Sequence[Bar]) -> Markup:
-    """Return a row for each device, with a box for each step as wide as it takes."""
+def timeline(devices: Sequence[int], bars: Sequence[Bar], heading: str = "") -> Markup:
+    """Return a row for each device, with a box for each step as wide as it takes.
+
+    Args:
+        devices: the ids of the devices.
+        bars: the steps.
+        heading: a line above, for a drawing that stands alone.
+    """
     shown = devices[:_MOST_DEVICES]
     seconds = sum(bar.seconds for bar in bars)
     free = max(_WIDTH - _LEAST * len(bars), _WIDTH / 2)
@@ -61,7 +67,7 @@ def timeline(devices: Sequence[int], bars: Sequence[Bar]) -> Markup:
         note += f"; {len(devices) - len(shown):,} more devices are not drawn"
     parts.append(centred(_LEFT, bottom + 38, note))
     told = "time from left to right, a row for each device"
-    return picture(_LEFT + sum(widths) + 14, bottom + 52, told, parts)
+    return picture(_LEFT + sum(widths) + 14, bottom + 52, told, parts, heading=heading)
 
 
 def _boxes(bar: Bar, devices: Sequence[int], x: float, wide: float) -> Iterator[Markup]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 from meshard.algebra.arguments import items_of, names_of, refusal, shown
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, did_you_mean
 from meshard.runtime.trees import leaves
 
 
@@ -179,6 +179,7 @@ class Arguments:
                 raise ArgumentError(
                     f"{self._what}: {kind}_argnames={names}, but the function has no argument "
                     f"{name!r}; it has {', '.join(map(repr, known)) or 'none'}."
+                    f"{did_you_mean(name, known)}"
                 )
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from meshard.errors import ArgumentError, CheckpointError, MissingFileError
+from meshard.errors import ArgumentError, CheckpointError, MissingFileError, did_you_mean
 from meshard.weights.catalogue.hdf5 import open_hdf5
 from meshard.weights.catalogue.npy import open_npy
 from meshard.weights.catalogue.raw import OpenFile, file_error
@@ -73,6 +73,7 @@ def open_catalogue(path: str, format: str | None = None) -> Catalogue:
         if format not in FORMATS:
             raise ArgumentError(
                 f"open_catalogue: there is no format {format!r}; there are {', '.join(FORMATS)}."
+                f"{did_you_mean(format, FORMATS)}"
             )
         return FORMATS[format].open(path)
     found = _formats_of_folder(path) if os.path.isdir(path) else _formats_of_file(path)

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shown
-from meshard.errors import CheckpointError, ShardingError, TreeError
+from meshard.errors import CheckpointError, ShardingError, TreeError, did_you_mean
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
@@ -257,6 +257,7 @@ class _Request:
             raise CheckpointError(
                 f"{self._what}: {self.catalogue.path} does not hold {missing[0]!r}{more}, which "
                 f"like= asks for. It holds {len(known)} arrays, such as {min(known, default='')!r}."
+                f"{did_you_mean(missing[0], sorted(known))}"
             )
         for path, leaf in leaves:
             self._check_leaf(path, leaf, values)

@@ -5,14 +5,15 @@ In: a path. Out: shapes, dtypes and saved layouts, as a value that prints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.arguments import count_of
 from meshard.errors import CorruptFileError
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import bytes_text, count_text, size_text
+from meshard.plan.show.pictured import Pictured
 from meshard.plan.show.report import Table
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name
@@ -21,12 +22,15 @@ from meshard.weights.checkpoint.opening import Files, opened
 from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 
-_ROWS = 24
+if TYPE_CHECKING:
+    from meshard.plan.show.page import Markup
+
+_ROWS, _PAGE_ROWS = 24, 200
 
 
 @final
 @dataclass(frozen=True)
-class Metadata:
+class Metadata(Pictured):
     """What a file or folder of arrays holds; it prints as a table.
 
     Attributes:
@@ -63,6 +67,12 @@ class Metadata:
 
     def __str__(self) -> str:
         return self.table().text()
+
+    def _title(self) -> str:
+        return f"{self.path}: {count_text(len(self.tensors), 'tensor')}, {size_text(self.nbytes)}"
+
+    def _parts(self) -> Iterator[Markup]:
+        yield self.table(_PAGE_ROWS).html()
 
     def table(self, rows: int | None = _ROWS) -> Table:
         """Return the tensors as a table, the first so many of them; None for all."""

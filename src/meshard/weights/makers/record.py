@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 from meshard.algebra.arguments import function_of, shown
-from meshard.errors import KeyMapError
+from meshard.errors import KeyMapError, did_you_mean
 from meshard.weights.makers import functions as functions
 from meshard.weights.makers.abstract import AbstractArray, as_form
 from meshard.weights.makers.recorded import Recorded
@@ -33,6 +33,7 @@ class _Weights(Mapping[str, AbstractArray]):
             some = ", ".join(map(repr, list(self.known)[:3]))
             raise KeyMapError(
                 f"record: the loader reads {name!r}, but the sources are {some}, ...."
+                f"{did_you_mean(name, self.known)}"
             )
         if name not in self._arrays:
             self._arrays[name] = AbstractArray(source_form(name, *self.known[name]))

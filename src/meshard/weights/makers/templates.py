@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshard.algebra.arguments import is_text, shown
-from meshard.errors import KeyMapError
+from meshard.errors import KeyMapError, did_you_mean
 from meshard.weights.maps.keymap import KeyMap
 
 
@@ -47,15 +47,16 @@ def template(model: str, **config: Any) -> KeyMap:
     make = TEMPLATES.get(model) if is_text(model, *TEMPLATES) else None
     if make is None:
         raise KeyMapError(
-            f"template: the models are {', '.join(TEMPLATES)}; found {shown(model)}. Other models "
-            "often have llama's names."
+            f"template: the models are {', '.join(TEMPLATES)}; found {shown(model)}."
+            f"{did_you_mean(model, TEMPLATES)} Other models often have llama's names."
         )
     known = inspect.signature(make).parameters
     unknown = [k for k in config if k not in known]
     lacking = [k for k, p in known.items() if k not in config and p.default is p.empty]
     if unknown or lacking:
         what = f"{unknown[0]!r} is not one" if unknown else f"{lacking[0]!r} is missing"
-        raise KeyMapError(f"template: {model} takes {', '.join(known)}; {what}.")
+        meant = did_you_mean(unknown[0], known) if unknown else ""
+        raise KeyMapError(f"template: {model} takes {', '.join(known)}; {what}.{meant}")
     for name, given in config.items():
         _check(name, given)
     return make(**config)

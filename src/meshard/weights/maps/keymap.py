@@ -17,6 +17,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, shown, text_of
 from meshard.errors import KeyMapError
+from meshard.plan.show.pictured import Printed
 from meshard.plan.show.report import Table
 from meshard.runtime.types import dtype_name
 from meshard.weights.maps import in_place, rules, scales
@@ -127,7 +128,7 @@ def _made_of(sources: Sequence[str]) -> str:
 
 @final
 @dataclass(frozen=True, init=False)
-class KeyMap:
+class KeyMap(Printed):
     """Which tensors become which: a list of rules, applied to whole tensors before any cut.
 
     Args:

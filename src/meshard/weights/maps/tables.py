@@ -7,7 +7,6 @@ same rules.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import tomllib
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshard.algebra.arguments import is_text, shown
-from meshard.errors import KeyMapError
+from meshard.errors import KeyMapError, did_you_mean
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.rules import Rule
 
@@ -68,7 +67,7 @@ def _parameters(kind: type[Rule], table: Mapping[str, Any], where: str) -> dict[
     if unknown:
         raise KeyMapError(
             f"{kind.key}{where}: {unknown[0][:80]!r} is not one of its parameters "
-            f"{', '.join(known)}."
+            f"{', '.join(known)}.{did_you_mean(unknown[0], known)}"
         )
     lacking = [n for n, f in known.items() if n not in table and f.default is dataclasses.MISSING]
     if lacking:
@@ -85,10 +84,7 @@ def _kind(table: Mapping[str, object], where: str) -> type[Rule]:
     kinds = [key for key in table if key in RULES]
     if len(kinds) == 1:
         return RULES[kinds[0]]
-    hint = ""
-    if not kinds:
-        close = [c for k in table for c in difflib.get_close_matches(k[:40], RULES, n=1)]
-        hint = f" Did you mean {close[0]}?" if close else ""
+    hint = next(filter(None, (did_you_mean(k, RULES) for k in table)), "") if not kinds else ""
     found = " and ".join(kinds) or ", ".join(table)[:80]
     raise KeyMapError(
         f"A rule{where} names one thing to do: {', '.join(RULES)}; found {found}.{hint}"

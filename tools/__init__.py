@@ -1,0 +1,1 @@
+"""What releases need besides the package: versions, the wheel in a fresh environment, checks."""
