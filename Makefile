@@ -101,7 +101,7 @@ demo: $(DEMO) $(MODEL)
 
 # Warnings are errors; pages whose code does not do what they say stop the build.
 docs: $(DOCS)
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html docs build/docs/html
 	@echo "build/docs/html/index.html"
 
 bench: $(DEV) $(ORACLE) $(BENCH)
@@ -174,7 +174,7 @@ $(DEMO): pyproject.toml | $(READY)
 	@touch $@
 
 $(DOCS): pyproject.toml | $(READY)
-	$(PIP) -e . --group docs
+	$(PIP) -e '.[checkpoint,demo]' --group docs
 	@touch $@
 
 $(BENCH): pyproject.toml | $(READY)

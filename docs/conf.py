@@ -1,6 +1,5 @@
 """How Sphinx builds the site: pages, their drawings, the text that runs, the reference."""
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from machinery.site import MADE  # noqa: E402  (it is found by the line above)
+
 from meshard import _version  # noqa: E402
 
 DOCS, REPOSITORY = _version.DOCS, _version.REPOSITORY
@@ -65,6 +65,7 @@ add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 
+
 def prose_and_code(text: str) -> str:
     """Return a program as Markdown: comments at the margin are prose, all else is code."""
     parts = []
@@ -84,5 +85,4 @@ def read_program(app: Sphinx, name: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> None:
     """Add the program that is a page."""
-    os.environ["MESHARD_NUM_DEVICES"] = "8"
     app.connect("source-read", read_program)

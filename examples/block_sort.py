@@ -2,9 +2,10 @@
 
     python examples/block_sort.py
 
-Each device sorts its block. Then neighbours exchange blocks, merge them, and keep the smaller or the
-greater half; pairs alternate. After as many rounds as there are devices everything is in order (odd-
-even transposition). `meshard.numpy.sort` does the same with fewer bytes; this one fits on a page.
+Each device sorts its block. Then neighbours exchange blocks, merge them, and keep the smaller or
+the greater half; pairs alternate. After as many rounds as there are devices everything is in order
+(odd-even transposition). `meshard.numpy.sort` does the same with fewer bytes; this one fits on a
+page.
 """
 
 import functools
@@ -49,7 +50,10 @@ def main():
     mesh = meshard.make_mesh((8,), ("i",))
     numbers = np.random.default_rng(0).normal(size=4096)
     x = meshard.device_put(numbers, meshard.NamedSharding(mesh, P("i")))
-    for name, function in {"by neighbours": lambda x: block_sort(x, mesh), "numpy": mnp.sort}.items():
+    for name, function in {
+        "by neighbours": lambda x: block_sort(x, mesh),
+        "numpy": mnp.sort,
+    }.items():
         with meshard.debug.ledger() as log:
             found = function(x)
         print(f"{name}: {log.total_bytes:,} bytes moved,", found.sharding.spec)

@@ -35,9 +35,7 @@ def dot(a, b):
 def solve(source, mesh, tolerance):
     """Return what solves Poisson's equation, and the number of steps; `mesh` has the axis rows."""
 
-    @functools.partial(
-        meshard.shard_map, mesh=mesh, in_specs=P("rows"), out_specs=(P("rows"), P())
-    )
+    @functools.partial(meshard.shard_map, mesh=mesh, in_specs=P("rows"), out_specs=(P("rows"), P()))
     def run(source):
         def goes_on(state):
             return state[3] > tolerance**2

@@ -2,9 +2,10 @@
 
     python examples/experts.py
 
-A router chooses an expert for each token. Every device puts its tokens into one box for each expert,
-of a fixed number of places; an `all_to_all` delivers the boxes, each device applies its expert, and a
-second `all_to_all` brings the results home. Tokens that find their box full stay as they were.
+A router chooses an expert for each token. Every device puts its tokens into one box for each
+expert, of a fixed number of places; an `all_to_all` delivers the boxes, each device applies its
+expert, and a second `all_to_all` brings the results home. Tokens that find their box full stay as
+they were.
 """
 
 import functools

@@ -20,7 +20,7 @@ SOFT, STEP = 0.05, 0.01  # a distance that keeps forces finite; the time step
 
 
 def pull(places, others, masses):
-    """Return the accelerations of bodies at `places` towards others; the numbers are those of 2D."""
+    """Return the accelerations of bodies at `places` towards others."""
     apart = others[None] - places[:, None]
     cube = ((apart**2).sum(axis=-1) + SOFT**2) ** 1.5
     return (apart * (masses / cube)[..., None]).sum(axis=1)

@@ -4,7 +4,8 @@
 
 The samples are split over the devices, and the program says nothing of it: `x.T @ (x @ basis)` is a
 product in which the split dim is summed over, so that the partial products are added up, and the
-small results are the same everywhere. `jit` decides all this once; `explain` prints what it decided.
+small results are the same everywhere. `jit` decides all this once; `explain` prints what it
+decided.
 """
 
 import numpy as np

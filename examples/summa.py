@@ -2,10 +2,10 @@
 
     python examples/summa.py
 
-SUMMA multiplies panel by panel: the devices that hold a panel of `a` send it along their rows, those
-that hold a panel of `b` along their columns, and each device adds the product to its own tile. With
-several layers of devices each layer takes its share of every panel, and the layers' sums are added
-at the end: more memory, fewer bytes (2.5D).
+SUMMA multiplies panel by panel: the devices that hold a panel of `a` send it along their rows,
+those that hold a panel of `b` along their columns, and each device adds the product to its own
+tile. With several layers of devices each layer takes its share of every panel, and the layers' sums
+are added at the end: more memory, fewer bytes (2.5D).
 """
 
 import functools

@@ -11,7 +11,6 @@ else, which `explain` shows before it runs.
 import numpy as np
 
 import meshard
-import meshard.numpy as mnp
 from meshard import nn
 from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,13 +45,23 @@ def piped(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def on_terminal(*arguments: str, columns: int = 90) -> tuple[str, int]:
-    """Return what a command prints on a terminal, and its exit code."""
+def on_terminal(
+    *arguments: str,
+    columns: int = 90,
+    program: Sequence[str] = ("-m", "meshard"),
+    cwd: str | None = None,
+    **more: str,
+) -> tuple[str, int]:
+    """Return what a command, or another program, prints on a terminal, and its exit code."""
     mine, theirs = pty.openpty()
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "50"}
-    line = [sys.executable, "-m", "meshard", *arguments]
-    job = subprocess.Popen(line, env=environment, stdout=theirs, stderr=theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    ours = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
+    environment = {k: v for k, v in os.environ.items() if k not in ours}
+    environment |= {"TERM": "xterm-256color"} | more
+    line = [sys.executable, *program, *arguments]
+    job = subprocess.Popen(
+        line, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd
+    )
     os.close(theirs)
     printed = b""
     try:

@@ -221,6 +221,81 @@ def regression_numpy(example: ModuleType) -> Any:
     return params["slope"], params["offset"], losses
 
 
+@program("summa")
+def summa(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    a, b, axes = normal(24, 32), normal(32, 16, seed=1), ("layer", "y", "x")
+    shapes = ((2, 2, 2), (1, 2, 4), (1, 1, 8), (4, 1, 2))
+    return [example.product(a + n, b + n, mesh(s, axes)) for n, s in enumerate(shapes)]
+
+
+@answer("summa")
+def summa_numpy(example: ModuleType) -> Any:
+    return [(normal(24, 32) + n) @ (normal(32, 16, seed=1) + n) for n in range(4)]
+
+
+@program("conjugate_gradients")
+def conjugate_gradients(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    found, count = example.solve(normal(16, 12), mesh((8,), ("rows",)), 1e-13)
+    return found, count > 10
+
+
+@answer("conjugate_gradients")
+def conjugate_gradients_numpy(example: ModuleType) -> Any:
+    def along(size: int) -> np.ndarray:
+        return 2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)
+
+    operator = np.kron(along(16), np.eye(12)) + np.kron(np.eye(16), along(12))
+    return np.linalg.solve(operator, normal(16, 12).ravel()).reshape(16, 12), np.True_
+
+
+@program("block_sort")
+def block_sort(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    return [example.block_sort(x, mesh((8,), ("i",))) for x in (normal(64), -np.arange(40))]
+
+
+@answer("block_sort")
+def block_sort_numpy(example: ModuleType) -> Any:
+    return [np.sort(normal(64)), np.sort(-np.arange(40))]
+
+
+WORDS = np.random.default_rng(5).integers(0, 64, (8, 3))
+
+
+@program("embedding")
+def embedding(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    shapes = ((2, 4), (1, 8), (8, 1))
+    return [example.embed(normal(64, 5), WORDS, mesh(s, ("data", "rows"))) for s in shapes]
+
+
+@answer("embedding")
+def embedding_numpy(example: ModuleType) -> Any:
+    return [normal(64, 5)[WORDS]] * 3
+
+
+@program("experts")
+def experts(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    return example.mixture(*example.values(64, 6, 10), 8, mesh((8,), ("expert",)))
+
+
+@answer("experts")
+def experts_numpy(example: ModuleType) -> Any:
+    return example.mixture_numpy(*example.values(64, 6, 10))
+
+
+@program("nbody")
+def nbody(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    return example.simulate(*example.bodies(24), mesh((8,), ("i",)), 4)
+
+
+@answer("nbody")
+def nbody_numpy(example: ModuleType) -> Any:
+    places, speeds, masses = example.bodies(24)
+    for _ in range(4):
+        speeds = speeds + example.STEP * example.pull(places, places, masses)
+        places = places + example.STEP * speeds
+    return places, speeds
+
+
 # the tests
 
 
@@ -274,6 +349,12 @@ PRINTS = {
     "ring_attention": "on each device: (1, 64, 4, 16)",
     "pipeline": "up: (4, 32, 64), of which a device holds (1, 32, 32)",
     "regression": "rows on each device: (1000, 3)",
+    "summa": "2.5D tiles of (128, 128), 393,216 bytes to each device",
+    "conjugate_gradients": "strip of one device: (8, 64)",
+    "block_sort": "by neighbours: 229,376 bytes moved",
+    "embedding": "found: (8, 16, 32) by P('data',)",
+    "experts": "16 places in a box: 100% of the tokens reach their expert",
+    "nbody": "bodies on each device: (16, 2)",
 }
 
 
@@ -358,5 +439,7 @@ def test_examples_are_short_and_say_how_to_run(name: str) -> None:
 def test_every_example_is_tested() -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")}
     others = {"minilm", "weight_sync"}  # by tests/test_demo.py and tests/test_weight_sync.py
-    assert files == {*PROGRAMS, *others, "elastic_training"}
+    shown = {"principal_components", "tensor_parallel", "train_to_serve", "checkpoint"}
+    shown |= {"monte_carlo", "mandelbrot"}  # by tests/test_site.py, as all are
+    assert files == {*PROGRAMS, *others, *shown, "elastic_training"}
     assert set(ANSWERS) == set(PRINTS) == set(PROGRAMS)

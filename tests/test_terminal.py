@@ -11,8 +11,8 @@ import pytest
 import meshard
 from meshard.plan.show.terminal import ASCII, has_colors, printable
 
-DRAWN = ("raster.py", "text.py", "svg.py", "page.py", "timeline.py", "terminal.py")
-"""How the names end of the files of drawings, printed where their characters exist, and of pages."""
+DRAWN = ("raster.py", "text.py", "svg.py", "page.py", "timeline.py", "terminal.py", "progress.py")
+"""How the names of files of drawings end, which know their stream, and of pages."""
 FOR_PAGES = ("svg", "html", "title", "parts", "markup", "drawing", "figure")
 
 

@@ -57,9 +57,10 @@ def heat_map(
     left, top = (WIDTH - columns * wide) / 2, (HEIGHT - rows * high) / 2
     low, span = np.nanmin(values), np.ptp(values[~np.isnan(values)]) or 1
     shares = (values - low) / span
+    least = 0.0 if tell else 0.01  # what is less has the colour of the ground, NaN too
     paths: dict[str, list[str]] = {}
     for i, row in enumerate(shares):
-        colors = ["" if np.isnan(v) else shade(round(float(v) * 40) / 40) for v in row]
+        colors = ["" if not v >= least else shade(round(float(v) * 40) / 40) for v in row]
         # Neighbours of one colour are one rectangle; all of a colour are one element.
         ends = [j for j in range(1, columns + 1) if j == columns or colors[j] != colors[j - 1]]
         for start, end in pairwise([0, *ends]):
@@ -94,18 +95,15 @@ def scatter(points: np.ndarray, groups: Sequence[int], told: str) -> str:
 
 def curves(lines: Sequence[np.ndarray], told: str, *, marks: bool = False) -> str:
     """Return lines of numbers over their places."""
-    longest = max(map(len, lines))
     every = np.concatenate([np.stack([np.arange(len(y)), y], 1) for y in lines])
-    place = _placed(np.concatenate([every, [[0, every[:, 1].min()], [longest - 1, 0]]])[: len(every)])
+    place = _placed(every)
     parts, start = [], 0
     for number, line in enumerate(lines):
         points = place[start : start + len(line)]
         start += len(line)
         text = " ".join(f"{number_text(x)},{number_text(y)}" for x, y in points)
         stroke = PALETTE[number % len(PALETTE)]
-        parts.append(
-            element("polyline", points=text, fill="none", stroke=stroke, stroke_width=1.4)
-        )
+        parts.append(element("polyline", points=text, fill="none", stroke=stroke, stroke_width=1.4))
         if marks:
             parts += [element("circle", cx=x, cy=y, r=2, fill=stroke) for x, y in points]
     return chart(told, parts)

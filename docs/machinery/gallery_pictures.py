@@ -45,7 +45,11 @@ def tiles(rows: int, columns: int, size: tuple[int, int]) -> tuple[range, range]
 
 def summa(program: ModuleType) -> str:
     a, amounts = np.ones((256, 256)), {}
-    for name, shape in {"1D, 1 x 8": (1, 1, 8), "2D, 2 x 4": (1, 2, 4), "2.5D, 2 x 2 x 2": (2, 2, 2)}.items():
+    for name, shape in {
+        "1D, 1 x 8": (1, 1, 8),
+        "2D, 2 x 4": (1, 2, 4),
+        "2.5D, 2 x 2 x 2": (2, 2, 2),
+    }.items():
         with debug.ledger() as log:
             program.product(a, a, mesh("layer", "y", "x", shape=shape))
         amounts[name] = log.bytes_per_device
@@ -129,6 +133,7 @@ def kmeans(program: ModuleType) -> str:
 
 def elastic_training(program: ModuleType) -> str:
     import pictures
+
     from meshard import elastic
 
     def rows(devices: list[meshard.Device]) -> NamedSharding:
@@ -154,7 +159,9 @@ def ring_attention(program: ModuleType) -> str:
 
 
 def pipeline(program: ModuleType) -> str:
-    batch = np.array([[float(t - s) if 0 <= t - s < 6 else np.nan for t in range(9)] for s in range(4)])
+    batch = np.array(
+        [[float(t - s) if 0 <= t - s < 6 else np.nan for t in range(9)] for s in range(4)]
+    )
     told = "Which microbatch a stage (down) has at each step (right)"
     return heat_map(batch, told, tell=lambda i, j: f"{j - i + 1}" if 0 <= j - i < 6 else "")
 
@@ -228,7 +235,9 @@ def explained(name: str, program: ModuleType) -> str:
     """Return what `explain` says of a program's main function, as HTML; empty for most."""
     if name == "tensor_parallel":
         grid = mesh("data", "model", shape=(2, 4))
-        return meshard.explain(program.layer, *program.placed(*program.values(), grid))._repr_html_()
+        return meshard.explain(
+            program.layer, *program.placed(*program.values(), grid)
+        )._repr_html_()
     if name == "principal_components":
         rows = NamedSharding(mesh("data"), P("data"))
         x = meshard.device_put(program.samples()[0], rows)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from machinery import gallery, gallery_pictures
-from machinery.charts import bars, heat_map
-
 import meshard
 import meshard.numpy as mnp
+from machinery import gallery_pictures, programs
+from machinery.charts import bars, heat_map
 from meshard import debug
 from meshard.plan.figures.flow import flow_of
 from meshard.sharding import Mesh, NamedSharding
@@ -32,9 +31,9 @@ def flow(mesh: Mesh) -> str:
 
 def loaded(mesh: Mesh) -> str:
     """Return how a checkpoint may be loaded."""
-    return debug.sharding_svg((12, 12), NamedSharding(mesh, P(None, ("x", "y"))))
+    return debug.sharding_svg((16, 16), NamedSharding(mesh, P(None, ("x", "y"))))
 
 
 def result(name: str) -> str:
     """Return the picture of a program of the gallery."""
-    return getattr(gallery_pictures, name)(gallery.load(name))
+    return getattr(gallery_pictures, name)(programs.load(name))

@@ -1,7 +1,7 @@
 """The guide as notebooks: each page with code, run in a kernel, to be downloaded.
 
-In: the pages' Markdown. Out: ``made/notebooks/NAME.ipynb`` with the outputs of the run, and a link at
-the top of each page. A cell that fails and does not show its error on the page stops the build.
+In: the pages' Markdown. Out: ``made/notebooks/NAME.ipynb`` with the outputs of the run, and a link
+at the top of each page. A cell that fails and does not show its error on the page stops the build.
 
 ``python -m machinery.notebooks PAGE FILE`` makes one.
 """
@@ -18,13 +18,16 @@ import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import snippets
+
 from meshard._version import DOCS
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parents[1]
 MADE = HERE.parent / "build" / "docs" / "made" / "notebooks"
@@ -46,7 +49,8 @@ def cells(text: str) -> Iterator[tuple[str, str, str]]:
         promise = any(b.promised and b.promised.span() == fence.span() for b in blocks.values())
         prose += text[end : fence.start()]
         end = fence.end()
-        if promise:
+        own = block is not None and "__import__" in block.code  # a drawing that only pages have
+        if promise or own:
             continue
         if block is None or block.kind == "shell-session" or block.is_job:
             prose += fence[0]  # commands, and programs that MPI starts, are quoted
@@ -61,14 +65,17 @@ def cells(text: str) -> Iterator[tuple[str, str, str]]:
 
 def plain(prose: str) -> str:
     """Return Markdown that a notebook shows: links lead to the site, directives are left out."""
-    prose = re.sub(r"<!-- .*? -->\n?|^\([\w-]+\)=\n|^:::.*\n|\A---\n.*?\n---\n", "", prose, flags=re.M)
+    prose = re.sub(
+        r"<!-- .*? -->\n?|^\([\w-]+\)=\n|^:::.*\n|\A---\n.*?\n---\n", "", prose, flags=re.M
+    )
     return re.sub(r"\]\(([\w/.-]+)\.(?:md|py)(#[\w-]*)?\)", rf"]({DOCS}/\1.html\2)", prose).strip()
 
 
 def code(block: snippets.Block) -> str:
     """Return a block as the code of a cell."""
     if block.kind == "drawing":
-        return f"from IPython.display import HTML\n\nshown = {block.code.strip()}\nHTML(shown) if isinstance(shown, str) else shown"
+        shown = "HTML(shown) if isinstance(shown, str) else shown"
+        return f"from IPython.display import HTML\n\nshown = {block.code.strip()}\n{shown}"
     if block.processes is None:
         return block.code.strip()
     processes, devices = block.processes
@@ -97,6 +104,7 @@ def run(page: Path, target: Path) -> None:
     made, promises = notebook_of(page)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(made, timeout=120, allow_errors=True, kernel_name="python3")
+        client.extra_arguments = ["--log-level=ERROR"]
         client.execute(cwd=folder)
     for cell, promise in zip(made.cells, promises, strict=True):
         for output in cell.get("outputs", ()):

@@ -1,8 +1,8 @@
 """The frame of the site: its icon and social image, what a page tells about itself, its edit link.
 
-In: the pages that Sphinx has read. Out: ``made/favicon.svg`` and ``made/social.png``, which are part
-of the static files, and what ``_templates/page.html`` puts into the head of each page. Nothing is
-loaded from other servers.
+In: the pages that Sphinx has read. Out: ``made/favicon.svg`` and ``made/social.png``, which are
+part of the static files, and what ``_templates/page.html`` puts into the head of each page. Nothing
+is loaded from other servers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 from docutils import nodes
 from sphinx.application import Sphinx
 
 from machinery import reference
 from meshard._version import REPOSITORY
+from meshard.debug import sharding_svg
 from meshard.plan.captions import PALETTE
 from meshard.plan.show.page import Markup, element
 from meshard.plan.show.svg import rect
+from meshard.sharding import Mesh, NamedSharding, P
+from meshard.testing import virtual_devices
 
 MADE = Path(__file__).resolve().parents[2] / "build" / "docs" / "made"
 ABOUT = "Sharded NumPy arrays: see, cost and debug a distributed program on your laptop."
@@ -60,14 +64,16 @@ def social(drawing: str) -> str:
         "overflow:hidden;font-family:system-ui,sans-serif;background:#fff;color:#1f2328}"
         "main{padding:70px 80px}h1{font-size:84px;margin:0;display:flex;gap:32px;line-height:1.15}"
         "h1 svg{width:96px}p{font-size:36px;line-height:1.35;color:#59636e;margin:28px 0 40px}"
-        ".d svg{width:1040px;height:auto}</style>"
+        ".d svg{height:300px;width:auto;max-width:none!important}</style>"
         f"<main><h1>{icon} meshard</h1><p>{ABOUT}</p><div class='d'>{drawing}</div></main></html>"
     )
 
 
 def photograph(page: str, target: Path, size: tuple[int, int], *more: str) -> bool:
     """Write how a browser shows a page; return whether there is a browser."""
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None
+    )
     if browser is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -80,13 +86,10 @@ def photograph(page: str, target: Path, size: tuple[int, int], *more: str) -> bo
 
 def make_pictures(app: Sphinx) -> None:
     """Make the icon, and the social image if there is a browser to draw it."""
-    import meshard
-    from meshard import debug
-
     MADE.mkdir(parents=True, exist_ok=True)
     (MADE / "favicon.svg").write_text(svg(32, 32, mark(0, 0, 32)))
-    mesh = meshard.make_mesh((2, 4), ("y", "x"))
-    drawing = debug.sharding_svg((8, 32), meshard.NamedSharding(mesh, meshard.P("y", "x")))
+    mesh = Mesh(np.array(virtual_devices(8)).reshape(2, 4), ("y", "x"))
+    drawing = sharding_svg((8, 32), NamedSharding(mesh, P("y", "x")))
     page = MADE / "social.html"
     text = social(drawing)
     if not (MADE / "social.png").exists() or not page.exists() or page.read_text() != text:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -193,10 +193,23 @@ def _wrapped(text: str, width: int) -> list[str]:
     """
     lines = [""]
     for word in _WORDS.split(text):
-        for part in textwrap.wrap(word, width) or [word]:
+        for part in textwrap.wrap(word, width) if " " in word else _broken(word, width):
             fits = not lines[-1] or len(lines[-1]) + 1 + len(part) <= width
             lines[-1:] = [f"{lines[-1]} {part}".lstrip()] if fits else [lines[-1], part]
     return lines
+
+
+def _broken(word: str, width: int) -> Iterator[str]:
+    """Yield a long word in parts, which end at a point or a dash if there is one.
+
+    >>> list(_broken("model.layers.12.mlp", 14))
+    ['model.layers.', '12.mlp']
+    """
+    while len(word) > width:
+        end = max(word.rfind(mark, width // 2, width) for mark in "./_-:,") + 1 or width
+        yield word[:end]
+        word = word[end:]
+    yield word
 
 
 def _folded(note: str, width: int | None) -> list[str]:

@@ -94,7 +94,13 @@ class Metadata(Pictured):
             f"{count_text(count, 'tensor')}, {bytes_text(self.nbytes)}, in "
             f"{count_text(files, 'file')} ({self.format})"
         )
-        return Table(("tensor", "type", "bytes", "saved as"), lines, "<<><", notes)
+        return Table(
+            ("tensor", "type", "bytes", "saved as"),
+            lines,
+            "~<>~",
+            notes,
+            spare=("bytes", "saved as"),
+        )
 
     def _type(self, name: str) -> str:
         struct = self.tensors[name]

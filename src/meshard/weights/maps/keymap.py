@@ -19,6 +19,7 @@ from meshard.algebra.arguments import count_of, instance_of, items_of, refusal, 
 from meshard.errors import KeyMapError
 from meshard.plan.show.pictured import Printed
 from meshard.plan.show.report import Table
+from meshard.plan.show.terminal import columns
 from meshard.runtime.types import dtype_name
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.casts import dtype_named
@@ -98,7 +99,9 @@ class Mapped:
         ]
         left = len(self.recipes) - len(listed)
         notes = [f"... and {left:,} more"] if left else []
-        return Table(("tensor", "shape", "dtype", "made of", "how"), rows, "<<<<<", notes)
+        return Table(
+            ("tensor", "shape", "dtype", "made of", "how"), rows, "~<<~~", notes, spare=("shape",)
+        )
 
     def check_shardings(
         self, shardings: Mapping[str, Sharding]
@@ -117,7 +120,7 @@ class Mapped:
         return scales.check_cuts(self.recipes, self.scales, shardings)
 
     def __str__(self) -> str:
-        return self.table(_ROWS).text(None)
+        return self.table(_ROWS).text(columns())
 
 
 def _made_of(sources: Sequence[str]) -> str:
@@ -472,7 +475,7 @@ class KeyMap(Printed):
             for k, rule in enumerate(stage.rules, 1):
                 rows.append((str(k), *rule.cells))
         notes = [f"rest: {self.stages[0].rest}"] if len(self.stages) == 1 else []
-        return Table(("", "rule", "from", "to", "how"), rows, "><<<<", notes).text(None)
+        return Table(("", "rule", "from", "to", "how"), rows, "><~~~", notes).text(columns())
 
     def __repr__(self) -> str:
         return f"<KeyMap of {len(self.rules)} rules>"
