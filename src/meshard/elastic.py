@@ -40,6 +40,7 @@ from meshard.resilience.copies.restore_plan import RestorePlan as RestorePlan
 from meshard.resilience.feeding.feed import Feed as Feed, subscribe as subscribe
 from meshard.resilience.feeding.planning import PublishPlan as PublishPlan
 from meshard.resilience.feeding.planning import plan_publish as plan_publish
+from meshard.resilience.feeding.regions import FeedPlan as FeedPlan
 from meshard.resilience.feeding.publisher import Publisher as Publisher, publish as publish
 from meshard.resilience.joining.mesh import mesh as mesh
 from meshard.resilience.joining.recover import Recovery as Recovery, recover as recover
