@@ -61,8 +61,8 @@ def collective_matmul(program: ModuleType) -> str:
 
 
 def conjugate_gradients(program: ModuleType) -> str:
-    charges = np.zeros((64, 64))
-    charges[20, 20], charges[44, 40] = 1.0, -1.0
+    charges = np.zeros((32, 32))
+    charges[10, 10], charges[22, 20] = 1.0, -1.0
     found = np.asarray(program.solve(charges, mesh("rows"), 1e-8)[0])
     cuts = tiles(8, 1, found.shape)
     return heat_map(np.arcsinh(8 * found), "The potential of two charges", cuts=cuts)
