@@ -90,7 +90,7 @@ def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
     """Leave Python's own names in signatures alone: `bool` is not ``meshard.numpy.bool``."""
     for link in list(doctree.findall(addnodes.pending_xref)):
         if link.get("refdomain") == "py" and hasattr(builtins, link["reftarget"]):
-            link.replace_self(link.children)
+            link.replace_self(nodes.Text(link["reftarget"]))
 
 
 def absent_names(env: BuildEnvironment) -> list[str]:
