@@ -146,6 +146,12 @@ def test_shardings_that_are_odd_are_shown_too():
     assert "process 0: 0; process 1: 5" in other._repr_html_()
 
 
+def test_a_layout_shows_its_blocks():
+    layout = NamedSharding(mesh_of((4,), "x"), P("x"), uneven="balanced").layout((10,))
+    assert "Layout of [10]: uneven: 3 x 2 + 2 x 2 elements" in layout._repr_html_()
+    assert "[0:3] on CPU 0: 3 elements" in layout.to_svg()
+
+
 def test_cuts_that_fit_no_array_are_said():
     wrong = NamedSharding(mesh_of((4,), "x"), P("x"), uneven=((0, 3, 2, 9, 12),))
     told = "".join(ElementTree.fromstring(wrong.to_svg()).itertext())

@@ -11,10 +11,11 @@ import pytest
 import meshard
 from meshard.plan.captions import whole_text
 from meshard.plan.figures import flow as flows
-from meshard.plan.figures.choice import PlanLeaf
+from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, figures_of
 from meshard.plan.figures.flow import Flow, flow_of, hosts_of, stages
 from meshard.plan.figures.topology import Level, Topology
 from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import SHEET
@@ -281,6 +282,24 @@ def test_a_page_is_small_however_many_groups_there_are():
     few, many = (plan(count).to_html() for count in (70, 280))
     assert len(many) < 1.1 * len(few) < 1_000_000
     assert "and 220 more arrays in 220 groups" in many
+
+
+@pytest.mark.parametrize("count", [16, 32, 64, 256])
+def test_a_page_is_small_however_many_devices_and_hops_there_are(count):
+    """Everything goes to everything, five times over, for reasons that are told at length."""
+    hosts = Topology("twos", (Level("host", 0.0, 9.0, size=2), Level("all", 0.0, 1.0)))
+    leaves, choices = [], []
+    for number in range(5):
+        shape, ids = (count * (number + 1), count, 4), range(count)
+        grids = ((count, 1, 1), (1, count, 1), (count, 1, 1), (1, count, 1), (count // 2, 2, 1))
+        layouts = [laid(shape, grid, ids) for grid in grids]
+        way = Route("around", tuple(layouts))
+        texts = ("float32", "P('axis', " * 30, "P()")
+        leaves.append(PlanLeaf("w" * 400 + f"{number}", layouts[0], layouts[-1], 4, *texts))
+        found = figures_of(way, 4)
+        others = tuple([Candidate(f"other {n}", found, "because " * 99) for n in range(10)])
+        choices.append(Choice(way, found, f"why {number} " * 99, others))
+    assert len(Plan(leaves, choices).on(hosts).to_html()) < 1_000_000
 
 
 def test_a_layout_of_many_blocks_is_a_schematic():

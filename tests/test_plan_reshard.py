@@ -66,7 +66,7 @@ def test_a_plan_prints_as_a_table():
         f"received  24,000 bytes  at most, by device 2, {each}",
         f"sent      24,000 bytes  at most, by device 3, {each}; 1.000 x the least",
     ]
-    assert repr(plan) == "Plan(1 arrays, 48000 bytes moved)"
+    assert repr(plan) == "Plan(1 array, 48000 bytes moved)"
     assert plan.ratio == Plan([]).ratio == 1.0
 
 

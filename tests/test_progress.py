@@ -129,9 +129,9 @@ def test_who_asks_without_a_terminal_gets_lines(monkeypatch, clock):
         for done in range(12):
             tell(done, 11)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "loading: 4 arrays of 11 arrays, 36 %"
+    assert lines[0] == "loading: 4 of 11 arrays, 36 %"
     assert 2 <= len(lines) <= 5
-    assert lines[-1].startswith("loading: 11 arrays of 11 arrays, 100 % in ")
+    assert lines[-1].startswith("loading: 11 of 11 arrays, 100 % in ")
 
 
 def test_a_terminal_that_goes_away_does_not_stop_the_work(monkeypatch, screen):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from meshard.algebra.box import Box
+from meshard.algebra.pictured import HasDrawing
 from meshard.errors import CoverageError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def cut_points(rule: Callable[[int, int], Cuts], size: int, shards: int) -> Cuts
 
 
 @final
-class Layout:
+class Layout(HasDrawing):
     """How an array of ``shape`` is laid out on devices.
 
     Args:
@@ -109,7 +110,7 @@ class Layout:
         self._cuts = tuple(
             [c if isinstance(c, tuple) or len(c) > _MANY else listed_cuts(c) for c in cuts]
         )
-        self.regular = tensor is not None
+        self.regular: bool = tensor is not None
         self._boxes = boxes
         self._box_holders = box_holders
         if tensor is None:

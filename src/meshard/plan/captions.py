@@ -146,9 +146,13 @@ def count_text(number: int, what: str) -> str:
 
     >>> count_text(1, "array"), count_text(1_200, "array"), count_text(2, "process")
     ('1 array', '1,200 arrays', '2 processes')
+    >>> count_text(3, "copy")
+    '3 copies'
     """
     if number == 1:
         return f"1 {what}"
+    if what.endswith("y") and what[-2] not in "aeiou":
+        return f"{number:,} {what[:-1]}ies"
     return f"{number:,} {what}es" if what.endswith("s") else f"{number:,} {what}s"
 
 

@@ -14,6 +14,7 @@ from typing import TypeVar, cast, final
 
 from meshard.algebra.arguments import flag_of, shown
 from meshard.errors import ArgumentError, MeshardError, did_you_mean
+from meshard.plan.captions import count_text
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.plan_figures import PlanFigures
 from meshard.plan.figures.simulate import Simulation
@@ -105,7 +106,7 @@ class Plan(PlanFigures, Drawn):
         Raises:
             ArgumentError: if there is no such topology, or a device has no place in it.
         """
-        return self.simulated(topology)
+        return self._simulated(topology)
 
     def why(self, group: int | str = 1) -> str:
         """Return why some arrays go as they do: their steps, and the routes that were not taken.
@@ -197,4 +198,5 @@ class Plan(PlanFigures, Drawn):
         return plan_table(self)
 
     def __repr__(self) -> str:
-        return f"Plan({len(self.leaves)} arrays, {self.bytes_moved} bytes moved)"
+        arrays = count_text(len(self.leaves), "array")
+        return f"Plan({arrays}, {self.bytes_moved} bytes moved)"

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def _platform(backend: str | None, what: str) -> None:
     if backend is not None and not is_text(backend, "cpu"):
-        raise ConfigError(f"{what}: there is no backend {shown(backend)}; use 'cpu'.")
+        raise ConfigError(
+            f"{what}: there is no backend {shown(backend)}; use 'cpu'. "
+            "meshard computes on the CPUs' cores."
+        )
 
 
 def devices(backend: str | None = None) -> list[Device]:

@@ -212,7 +212,8 @@ def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
         n = int(indices_or_sections)
         if n < 1 or size % n:
             raise ShapeError(
-                f"split: dim {dim} of size {size} cannot be split into {n} equal parts."
+                f"split: dim {dim} of size {size} cannot be split into {n} equal parts. "
+                "Parts that are almost equal come from array_split."
             )
         cuts = [size // n * i for i in range(n + 1)]
     else:

@@ -345,14 +345,14 @@ class PlanFigures:
         object.__setattr__(found, "topology", where)
         return found
 
-    def simulated(self, topology: Topology | str) -> Simulation:
+    def _simulated(self, topology: Topology | str) -> Simulation:
         """Return the predicted time and traffic on a topology; see `Plan.simulate`."""
         pairs = zip(self.choices, self.groups, strict=True)
         moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
         with telling(None, "simulating", unit="moves") as tell:
             return simulate_many(moves, topology, together=self.batches, tell=tell)
 
-    def alone_seconds(self, number: int) -> float:
+    def _alone_seconds(self, number: int) -> float:
         """Return the seconds that the arrays of one choice would take if nothing else moved.
 
         The plan is one that was made for a topology.
@@ -366,7 +366,7 @@ class PlanFigures:
     @cached_property
     def simulation(self) -> Simulation | None:
         """The predicted time and traffic on the topology that the plan was made for."""
-        return None if self.topology is None else self.simulated(self.topology)
+        return None if self.topology is None else self._simulated(self.topology)
 
     @property
     def peak_bytes(self) -> int:

@@ -1,7 +1,7 @@
-"""Pictures of meshes and shardings: devices on a grid of named axes, and what a spec splits.
+"""Pictures of meshes, shardings and layouts: devices on named axes, and what a spec splits.
 
-In: a mesh or a sharding. Out: a title, parts of a page, and a drawing. A large mesh is drawn by its
-corners, so that the picture of ten thousand devices is as small as that of sixty-four.
+In: a mesh, a sharding or a layout. Out: a title, parts of a page, and a drawing. A large mesh is
+drawn by its corners, so that the picture of ten thousand devices is as small as that of sixty-four.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from meshard.plan.captions import (
     count_text,
     device_label,
     ink,
+    layout_summary,
     platform_of,
     process_summary,
     wrap,
@@ -42,8 +43,10 @@ WIDEST = 820.0
 LEGEND = 420.0  # the least width of the line of processes
 
 
-def shown_mesh(value: object) -> _MeshPicture | _NamedPicture | _ShardingPicture:
-    """Return what shows a mesh or a sharding."""
+def shown_mesh(value: object) -> _MeshPicture | _NamedPicture | _ShardingPicture | _LayoutPicture:
+    """Return what shows a mesh, a sharding or a layout."""
+    if isinstance(value, Layout):
+        return _LayoutPicture(value)
     if isinstance(value, Mesh):
         return _MeshPicture(value)
     if isinstance(value, NamedSharding):
@@ -302,6 +305,24 @@ class _NamedPicture:
             rows.append(("copies", ", ".join(rest), f"{copies:,}"))
         if rows:
             yield Table(("", "axes", "parts"), rows, "<<>").html()
+
+
+@final
+class _LayoutPicture:
+    """A layout: its blocks, and who holds them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def _title(self) -> str:
+        shape = ",".join(map(str, self._layout.shape))
+        return f"Layout of [{shape}]: {layout_summary(self._layout)}"
+
+    def _svg(self) -> Markup:
+        return schematic(self._layout, self._title(), ())
+
+    def _parts(self) -> Iterator[Markup]:
+        yield wide(schematic(self._layout, "", ()))
 
 
 @final

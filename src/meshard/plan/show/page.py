@@ -72,7 +72,7 @@ _PLACES = (
     ".meshard.meshard :is(th,td){padding:3px 12px 3px 0;text-align:left;border:0;color:inherit;"
     "border-bottom:1px solid rgba(128,128,128,.35);vertical-align:top;background:none}"
     ".meshard.meshard tbody tr:nth-child(n){background:none}"
-    ".meshard th{font-weight:500}"
+    ".meshard.meshard :is(th,td):last-child{padding-right:0}.meshard th{font-weight:500}"
     ".meshard.meshard .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}"
     ".meshard ul{margin:4px 0;padding-left:22px;max-width:100ch}"
     ".meshard li{font-size:13px}"

@@ -61,8 +61,9 @@ class Summary:
         """Yield what stands below the headline of a page: the figures as tiles, and the tables."""
         if self.facts:
             yield tiles(self.facts)
-        for table in self.tables:
-            yield table.html()
+        beside = [element("div", table.html(), style="max-width:100%") for table in self.tables]
+        if beside:
+            yield element("div", *beside, class_="tiles", style="gap:14px 40px")
         for part in self.more:
             yield element("h3", part.title)
             yield from part.parts()

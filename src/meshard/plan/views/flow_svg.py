@@ -6,7 +6,7 @@ of its rows and columns as bars at its edges, where an uneven load is seen first
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from meshard.plan.captions import PALETTE, bytes_text, size_text
 from meshard.plan.figures.flow import Flow
-from meshard.plan.show.page import Markup, element, number_text
+from meshard.plan.show.page import LIGHT, Markup, element, number_text
 from meshard.plan.show.svg import centred, picture, rect, upright
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MOST_BANDS = 32  # devices on either side, up to which every band is drawn
-CELL, LEFT, TOP, BAR = 12.0, 76.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
+CELL, LEFT, TOP, BAR = 12.0, 98.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
 SEEN = CELL - 0.8  # of a row, so that equal neighbours stay apart
 BAND_WIDTH, ROW, BLOCK = 380.0, 26.0, 104.0
 
@@ -106,10 +106,14 @@ class Drawn(NamedTuple):
     shape: str
 
 
-def band(shape: str, told: str, opacity: float = 0.75) -> Markup:
-    """Return one band of `Bands`, with a tooltip."""
-    shape = f'<path {shape} fill="none" stroke-opacity="{number_text(opacity)}">'
-    return Markup(f"{shape}{element('title', told)}</path>")
+def band(shape: str, told: str) -> Markup:
+    """Return one band of `Bands`, with a tooltip; it belongs into `banded`."""
+    return Markup(f"<path {shape}>{element('title', told)}</path>")
+
+
+def banded(bands: Iterable[Markup], opacity: float) -> Markup:
+    """Return bands as one group."""
+    return element("g", *bands, fill="none", stroke_opacity=opacity)
 
 
 def _bands(flow: Flow, marked: str) -> Markup:
@@ -127,7 +131,7 @@ def _bands(flow: Flow, marked: str) -> Markup:
     told = {(i, j): text for i, j, _, text in _moving(flow)}
     colors = [PALETTE[n % len(PALETTE)] for n in range(len(sent))]
     drawn = bands.drawn([flow.amounts], colors)
-    parts += [band(one.shape, told[one.sender, one.receiver]) for one in drawn]
+    parts.append(banded([band(x.shape, told[x.sender, x.receiver]) for x in drawn], 0.75))
     sides = (
         (left, sent, flow.senders, BLOCK, BLOCK - 6, "end"),
         (right, received, flow.receivers, end - 6, end + 6, "start"),
@@ -163,10 +167,7 @@ def _heat(flow: Flow, marked: str) -> Markup:
     for j in range(0, columns, every):
         x, y = LEFT + (j + 0.5) * CELL, TOP - 6
         parts.append(centred(x, y, str(flow.receivers[j][0]), transform=upright(x, y)))
-    parts += [
-        rect(LEFT + j * CELL, TOP + i * CELL, SEEN, SEEN, "hot", text, fill_opacity=_shade(a, most))
-        for i, j, a, text in _moving(flow)
-    ]
+    parts.append(_cells(flow, most))
     parts += _sums(flow, right, bottom)
     parts += _frame(flow, marked)
     legend = right + BAR + 24
@@ -182,6 +183,23 @@ def _heat(flow: Flow, marked: str) -> Markup:
         parts.append(centred(8, foot, "; ".join(notes)))
         foot += 18
     return picture(max(legend + 90, 360), max(foot, TOP + 60), told, parts)
+
+
+def _cells(flow: Flow, most: float) -> Markup:
+    """Return the cells of the map, which have their colour from their group."""
+    cells = [
+        element(
+            "rect",
+            element("title", text),
+            x=LEFT + j * CELL,
+            y=TOP + i * CELL,
+            width=SEEN,
+            height=SEEN,
+            fill_opacity=_shade(amount, most),
+        )
+        for i, j, amount, text in _moving(flow)
+    ]
+    return element("g", *cells, class_="meshard-hot", fill=LIGHT["hot"])
 
 
 def _shade(amount: float, most: float) -> float:

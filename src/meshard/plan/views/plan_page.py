@@ -64,7 +64,7 @@ def page_parts(plan: PlanFigures) -> Iterator[Markup]:
     yield from _reasons(plan)
     drawn = Markup("".join(_tilings(plan)))
     yield element("details", element("summary", "Blocks before and after"), drawn)
-    if not small and hosts is not None and plan.device_count <= 2 * MOST_BANDS:
+    if not small and hosts is not None and plan.device_count <= MOST_BANDS:
         inside = Markup("".join(_flows(plan, DEVICES)))
         yield element("details", element("summary", "Bytes between devices"), inside)
 

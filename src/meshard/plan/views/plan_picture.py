@@ -27,7 +27,7 @@ from meshard.plan.show.drawing import Drawing, Rectangle, Slab, draw_layout
 from meshard.plan.show.page import Markup, element, number_text
 from meshard.plan.show.svg import centred, picture, rect
 from meshard.plan.views.facts import device_word, headline
-from meshard.plan.views.flow_svg import Bands, band
+from meshard.plan.views.flow_svg import Bands, band, banded
 from meshard.plan.views.words import array_text, kind_of_hop, layout_text, names_text
 
 if TYPE_CHECKING:
@@ -189,16 +189,15 @@ def _flow(
     scale = room / max(1.0, *sums[0], *sums[1])
     start, end = x + BLOCK, x + FLOW - BLOCK
     bands = Bands(left, right, scale, (start, end))
+    drawn: tuple[list[Markup], list[Markup]] = ([], [])
     for one in bands.drawn(layers, [colors[span] for span in flow.senders]):
         amount = bytes_text(round(float(layers[one.layer][one.sender, one.receiver])))
-        ends = [
-            _ids(side[n])
-            for side, n in ((flow.senders, one.sender), (flow.receivers, one.receiver))
-        ]
-        told = f"{flow.unit} {ends[0]} to {ends[1]}: {amount}"
-        if not one.layer:
-            told = f"{flow.unit} {ends[1]} keeps {amount}"
-        yield band(one.shape, told, 0.8 if one.layer else 0.3)
+        sender, receiver = _ids(flow.senders[one.sender]), _ids(flow.receivers[one.receiver])
+        told = f"{sender} to {receiver}" if one.layer else f"{receiver} keeps"
+        between = ": " if one.layer else " "
+        drawn[one.layer].append(band(one.shape, f"{flow.unit} {told}{between}{amount}"))
+    yield banded(drawn[0], 0.3)
+    yield banded(drawn[1], 0.8)
     size = 12 if room > 12 else 10
     for ys, total, spans, at, text, anchor in (
         (left, sums[0], flow.senders, start - BLOCK, start - BLOCK - 5, "end"),

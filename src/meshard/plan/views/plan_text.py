@@ -206,7 +206,7 @@ def _number_columns(plan: PlanFigures, shown: Sequence[int]) -> list[_Column]:
         _Column(f"moved {into.name}", ">", lambda n: into.text(moved[n])),
     ]
     if plan.topology is not None and len(sizes) > 1:
-        alone = {n: plan.alone_seconds(n) for n in shown}
+        alone = {n: plan._alone_seconds(n) for n in shown}
         time = time_unit(alone.values())
         found.append(_Column(f"alone {time.name}", ">", lambda n: time.text(alone[n])))
     return found
@@ -264,7 +264,7 @@ def why_summary(plan: PlanFigures, number: int) -> Summary:
     ]
     if plan.topology is not None:
         told = f"on {plan.topology.name}, if nothing else moved"
-        facts.append(Fact("time", time_text(plan.alone_seconds(number)), told))
+        facts.append(Fact("time", time_text(plan._alone_seconds(number)), told))
     tables = [steps_table(plan, number)]
     if choice.others:
         tables.append(routes_table(choice, apart=True))

@@ -357,11 +357,16 @@ class RestorePlan(Summarized):
         ]
         if self.checkpoint is not None:
             facts.append(Fact("read", whole_text(self.bytes_read), f"of {self.checkpoint}"))
-        facts += [
-            Fact("nobody has", name, ", ".join(map(str, boxes[:4])) + ", ..." * (len(boxes) > 4))
-            for name, boxes in list(self.lost.items())[:_ROWS]
-        ]
-        return Summary(told, facts, [self._table()])
+        tables = [self._table()]
+        if self.lost:
+            rows = [
+                (name, ", ".join(map(str, boxes[:4])) + ", ..." * (len(boxes) > 4))
+                for name, boxes in list(self.lost.items())[:_ROWS]
+            ]
+            rest = len(self.lost) - len(rows)
+            notes = [f"and parts of {count_text(rest, 'more array')}"] if rest else []
+            tables.insert(0, Table(("nobody has", "boxes"), rows, "<~", notes))
+        return Summary(told, facts, tables)
 
     def _table(self) -> Table:
         order = sorted(self.arrays, key=lambda a: -a.needed)
