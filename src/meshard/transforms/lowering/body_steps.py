@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
@@ -23,7 +24,7 @@ from meshard.transforms.body.recording_wires import (
 )
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.executable import Moving, NamedPart, Run, nothing_around
-from meshard.transforms.program.program import Eqn, Literal
+from meshard.transforms.program.program import Eqn, Literal, is_of_numbers, number_of
 
 CellKind = GridKind | type[Any]
 """What a value of a body is: a grid's kind, or the type of a Python number."""
