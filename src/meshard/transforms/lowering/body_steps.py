@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.engine.accept import WEAK
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import COLLECTIVES, Body, Decided, OnCells, Runner, decided
@@ -67,7 +68,7 @@ def as_called(call: Any) -> Run:
     """Return what runs a call as it is run where nothing is lowered."""
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        return one_or_all([body.lift(x) for x in call.run(values)])
+        return one_or_all([x if type(x) in WEAK else body.lift(x) for x in call.run(values)])
 
     return run
 
