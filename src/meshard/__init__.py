@@ -96,6 +96,7 @@ _ABSENT: dict[str, str] = {
     "hessian": _NO_DERIVATIVES,
     "vmap": "use operations on arrays with one more dim, or lax.map",
     "pmap": "use shard_map, over a mesh with one axis",
+    "tree_map": "it is meshard.tree.map",
     "DeviceArray": _ONE_TYPE,
     "ShardedDeviceArray": _ONE_TYPE,
     "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
