@@ -24,7 +24,7 @@ from meshard.plan.captions import (
 )
 from meshard.plan.figures.choice import Candidate, Choice, Figures
 from meshard.plan.figures.footprint import Traffic, traffic_of
-from meshard.plan.show.report import FIT, Table
+from meshard.plan.show.report import FIT, Table, broken
 from meshard.plan.show.summary import Fact, Summary
 from meshard.plan.show.terminal import line_width
 from meshard.plan.views.facts import device_word, facts_of, headline
@@ -128,7 +128,9 @@ def _groups(plan: PlanFigures, most: int, width: int) -> str:
         textwrap.shorten(row[1], width - 3, placeholder=" ...") if " " in row[1] else row[1]
         for row in table.rows
     ]
-    lines = [line for pair in zip(rows, names, strict=False) for line in (pair[0], f"   {pair[1]}")]
+    lines: list[str] = []
+    for row, name in zip(rows, names, strict=False):
+        lines += [row, *(f"   {part}" for part in broken(name, width - 3))]
     return "\n".join([head, *lines, *rows[len(names) :]])
 
 
