@@ -193,16 +193,16 @@ def _wrapped(text: str, width: int) -> list[str]:
     """
     lines = [""]
     for word in _WORDS.split(text):
-        for part in textwrap.wrap(word, width) if " " in word else broken(word, width):
+        for part in textwrap.wrap(word, width) if " " in word else _broken(word, width):
             fits = not lines[-1] or len(lines[-1]) + 1 + len(part) <= width
             lines[-1:] = [f"{lines[-1]} {part}".lstrip()] if fits else [lines[-1], part]
     return lines
 
 
-def broken(word: str, width: int) -> Iterator[str]:
+def _broken(word: str, width: int) -> Iterator[str]:
     """Yield a long word in parts, which end at a point or a dash if there is one.
 
-    >>> list(broken("model.layers.12.mlp", 14))
+    >>> list(_broken("model.layers.12.mlp", 14))
     ['model.layers.', '12.mlp']
     """
     while len(word) > width:

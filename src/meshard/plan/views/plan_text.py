@@ -24,7 +24,7 @@ from meshard.plan.captions import (
 )
 from meshard.plan.figures.choice import Candidate, Choice, Figures
 from meshard.plan.figures.footprint import Traffic, traffic_of
-from meshard.plan.show.report import FIT, Table, broken
+from meshard.plan.show.report import FIT, Table
 from meshard.plan.show.summary import Fact, Summary
 from meshard.plan.show.terminal import line_width
 from meshard.plan.views.facts import device_word, facts_of, headline
@@ -35,6 +35,7 @@ from meshard.plan.views.words import (
     kind_of_hop,
     layout_text,
     names_text,
+    shortened,
 )
 
 if TYPE_CHECKING:
@@ -124,13 +125,8 @@ def _groups(plan: PlanFigures, most: int, width: int) -> str:
         align=table.align[0] + table.align[2:],
     )
     head, *rows = short.text(width).split("\n")
-    names = [
-        textwrap.shorten(row[1], width - 3, placeholder=" ...") if " " in row[1] else row[1]
-        for row in table.rows
-    ]
-    lines: list[str] = []
-    for row, name in zip(rows, names, strict=False):
-        lines += [row, *(f"   {part}" for part in broken(name, width - 3))]
+    names = [shortened(row[1], width - 3) for row in table.rows]
+    lines = [line for pair in zip(rows, names, strict=False) for line in (pair[0], f"   {pair[1]}")]
     return "\n".join([head, *lines, *rows[len(names) :]])
 
 
