@@ -131,7 +131,7 @@ def test_a_dry_run_writes_nothing(source: Path, capsys: pytest.CaptureFixture[st
     assert main(line) == 0
     told = capsys.readouterr().out
     assert "layer.qk.weight" in told
-    assert "Convert in.safetensors (safetensors) to " in told
+    assert "Convert 992 bytes of in.safetensors (safetensors) to " in " ".join(told.split())
     assert main([*line, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found.keys() == documented("reshard")

@@ -38,7 +38,7 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "script.py"
 
 
-def _simulated(script: Path, *arguments: str, processes: int = 3) -> int:
+def simulated(script: Path, *arguments: str, processes: int = 3) -> int:
     kept = sys.stdout, sys.stderr, list(sys.argv), list(sys.path)
     code = status(["simulate", "-n", str(processes), *arguments, str(script), "--size", "-n"])
     assert kept == (sys.stdout, sys.stderr, sys.argv, sys.path)

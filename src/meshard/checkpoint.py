@@ -1,4 +1,16 @@
-"""Arrays in files: checkpoints that load into any layout, and other formats."""
+"""Arrays in files: checkpoints that load into any layout, and other formats.
+
+>>> import meshard, meshard.numpy as mnp, tempfile
+>>> from meshard import NamedSharding, P, checkpoint
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> w = mnp.ones((8, 4), device=NamedSharding(mesh, P("x")))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     handle = checkpoint.save(folder + "/model", {"w": w, "epoch": 3})
+...     tree = checkpoint.load(folder + "/model", NamedSharding(mesh, P(None, "y")))
+>>> tree["w"].sharding.spec, tree["epoch"]
+(P(None, 'y'), 3)
+"""
 
 import typing as _typing
 

@@ -86,7 +86,7 @@ def concatenate(
     """Return arrays joined along an existing dim.
 
     Args:
-        arrays: the arrays, alike but for their size along the dim.
+        arrays: the arrays; their sizes may differ along the dim only.
         axis: the dim; None joins the flat arrays.
         dtype: the result's dtype; by default the one that the arrays' dtypes are promoted to.
 

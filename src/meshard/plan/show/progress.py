@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, final
 
 from meshard.algebra.arguments import function_of, refusal
+from meshard.algebra.world import World
 from meshard.errors import ArgumentError
 from meshard.plan.captions import size_text, time_text
 from meshard.plan.show.terminal import columns, encoding_of, is_console, is_terminal, printable
@@ -63,21 +64,47 @@ def is_watched() -> bool:
 
 
 def telling(
-    progress: Progress, doing: str, *, first: bool = True, unit: str = "bytes"
+    progress: Progress,
+    doing: str,
+    *,
+    unit: str = "bytes",
+    world: World | None = None,
+    patient: bool = False,
 ) -> AbstractContextManager[Tell | None]:
     """Give what is to be told how much is done, and of how much; None if nobody listens.
 
     Args:
         progress: what the user has asked for.
         doing: the work, as in ``"loading"``.
-        first: whether this is the process that shows bars.
         unit: what is counted.
+        world: who takes part; only the first process shows bars.
+        patient: whether an error of the user's function is raised when the work is done, since
+            other processes count on this one.
     """
     if callable(progress):
-        return nullcontext(progress)
-    if progress is False or not first or _Bar.shown or (progress is None and not is_watched()):
+        return _patiently(progress) if patient else nullcontext(progress)
+    if progress is False or (world is not None and world.process_index != world.first):
+        return _NOBODY
+    if _Bar.shown or (progress is None and not is_watched()):
         return _NOBODY
     return _shown(doing, unit, asked=bool(progress))
+
+
+@contextmanager
+def _patiently(function: Tell) -> Iterator[Tell]:
+    """Give a function that calls another one until that raises an error, which comes at the end."""
+    failures: list[Exception] = []
+
+    def tell(done: int, total: int) -> None:
+        if not failures:
+            try:
+                function(done, total)
+            except Exception as error:
+                failures.append(error)
+
+    yield tell
+    if failures:
+        raise failures[0]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from meshard.plan.views.plan_text import (
     routes_table,
     steps_table,
 )
-from meshard.plan.views.words import array_text, layout_text, names_text
+from meshard.plan.views.words import array_text, layout_text, names_text, shortened
 
 if TYPE_CHECKING:
     from meshard.algebra.layout import Layout
@@ -38,6 +38,7 @@ MOST_DRAWN = 4  # groups whose layouts are drawn, and reasons that are told
 MOST_ROWS = 60  # rows of a table
 MOST_HOPS = 3  # hops whose flows are drawn
 MOST_BLOCKS = 64  # of a layout that is drawn whole; of a larger one a schematic
+MOST_LETTERS = 160  # of names
 _SMALL = 16  # devices that are drawn one by one
 _FEW, _SLABS = 6, 4  # blocks along a dim of a schematic, and slabs
 _BAR = "height:9px;margin-top:5px;background:var(--meshard-hot);width:"
@@ -97,16 +98,13 @@ def _groups(plan: PlanFigures) -> Markup:
     rows = []
     for number, row in zip(order, table.rows, strict=True):
         cells = [
-            element("td", _short(cell), class_=side) for cell, side in zip(row, sides, strict=True)
+            element("td", shortened(cell, MOST_LETTERS), class_=side)
+            for cell, side in zip(row, sides, strict=True)
         ]
         bar = element("div", style=f"{_BAR}{120 * moved[number] / most:.1f}px")
         rows.append(element("tr", *cells, element("td", bar)))
     body = element("table", element("thead", element("tr", *head, element("th", ""))), *rows)
     return Markup("".join([wide(body), *[element("p", note) for note in table.notes]]))
-
-
-def _short(text: str, most: int = 160) -> str:
-    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
 
 
 def _reasons(plan: PlanFigures) -> Iterator[Markup]:
@@ -118,7 +116,7 @@ def _reasons(plan: PlanFigures) -> Iterator[Markup]:
     yield element("h3", "Why so")
     for (name, why), numbers in list(told.items())[:MOST_DRAWN]:
         choice = plan.choices[numbers[0]]
-        names = _short(names_text([x.name for x in plan.groups[numbers[0]]]))
+        names = shortened(names_text([x.name for x in plan.groups[numbers[0]]]), MOST_LETTERS)
         more = f" and {count_text(len(numbers) - 1, 'more group')}" if len(numbers) > 1 else ""
         yield element("p", f"{names}{more}: {name}. {_sentence(why)}")
         tables = [steps_table(plan, numbers[0]).html()]
@@ -148,11 +146,11 @@ def _tilings(plan: PlanFigures) -> Iterator[Markup]:
             *((f"between ({route.name})", layout) for layout in between[:MOST_HOPS]),
             (f"after: {leaf.destination_text}".rstrip(": "), leaf.destination),
         ]
-        names = _short(names_text([x.name for x in plan.groups[number]]))
+        names = shortened(names_text([x.name for x in plan.groups[number]]), MOST_LETTERS)
         yield element("p", f"{names}, {array_text(leaf)}")
         drawn = [
             layout_picture(
-                schematic(layout, platform), f"{_short(title, 60)}\n{layout_text(layout)}"
+                schematic(layout, platform), f"{shortened(title, 60)}\n{layout_text(layout)}"
             )
             for title, layout in views
         ]

@@ -28,7 +28,7 @@ from meshard.plan.show.page import Markup, element, number_text
 from meshard.plan.show.svg import centred, picture, rect
 from meshard.plan.views.facts import device_word, headline
 from meshard.plan.views.flow_svg import Bands, band, banded
-from meshard.plan.views.words import array_text, kind_of_hop, layout_text, names_text
+from meshard.plan.views.words import array_text, kind_of_hop, layout_text, names_text, shortened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,7 +136,7 @@ def _foot(plan: PlanFigures, number: int, hidden: int, most: int) -> str:
     if rest:
         told += f"; the bands are of all {len(plan.leaves):,} arrays"
     told += f"; {count_text(hidden, 'more hop')}" * bool(hidden)
-    return told if len(told) <= most else f"{told[: most // 2 - 2]}...{told[2 - most // 2 :]}"
+    return shortened(told, most)
 
 
 # the flow

@@ -35,6 +35,7 @@ from meshard.plan.views.words import (
     kind_of_hop,
     layout_text,
     names_text,
+    shortened,
 )
 
 if TYPE_CHECKING:
@@ -124,10 +125,7 @@ def _groups(plan: PlanFigures, most: int, width: int) -> str:
         align=table.align[0] + table.align[2:],
     )
     head, *rows = short.text(width).split("\n")
-    names = [
-        textwrap.shorten(row[1], width - 3, placeholder=" ...") if " " in row[1] else row[1]
-        for row in table.rows
-    ]
+    names = [shortened(row[1], width - 3) for row in table.rows]
     lines = [line for pair in zip(rows, names, strict=False) for line in (pair[0], f"   {pair[1]}")]
     return "\n".join([head, *lines, *rows[len(names) :]])
 

@@ -66,6 +66,16 @@ def _joined(patterns: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
     return [(text, sum(patterns[n][1] for n in members)), *rest]
 
 
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most some letters, without its middle.
+
+    >>> shortened("model.layers.7.mlp.weight", 15)
+    'model....weight'
+    """
+    room = most - 3
+    return text if len(text) <= most else f"{text[: room - room // 2]}...{text[-(room // 2) :]}"
+
+
 def _pattern_text(words: Sequence[str], names: Sequence[str]) -> str:
     numbers = zip(*(re.findall(r"\d+", name) for name in names), strict=True)
     text = words[0]

@@ -109,7 +109,8 @@ def convert(
         dry_run: whether to write nothing, and return what would be done.
         progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
             longer than a second; or a function, which each process calls with the bytes that it has
-            written, and those that it will have written.
+            written, and those that it will have written. In a program of several processes, an
+            error that it raises is raised when the work is done.
 
     Returns:
         What was done.
@@ -156,7 +157,7 @@ def convert(
         limits = Limits(overwrite, shard_bytes)
         request = Request(world, root, tree, {}, sources, limits, files=Gatherer(catalogue))
         total = found.bytes_written // len(world.processes)
-        with telling(asked, "converting", first=world.process_index == world.first) as tell:
+        with telling(asked, "converting", world=world, patient=world.process_count > 1) as tell:
             job = request.job(kind, slab, told=adding(tell, total))
             job.start()
             job.run()
