@@ -104,7 +104,7 @@ class LoadPlan(Summarized):
             rows.append((w.name, f"{w.recipe.dtype.name}[{shape}]", unit.text(w.nbytes), how))
         more = len(order) - len(rows)
         notes = [f"and {more:,} smaller arrays"] if more > 0 else []
-        return Table(("array", "type", unit.name, "read"), rows, "<<><", notes)
+        return Table(("array", "type", unit.name, "read"), rows, "~<>~", notes)
 
     def _how(self, slabs: int) -> str:
         if not slabs:
