@@ -365,7 +365,14 @@ euler_gamma = _numpy.euler_gamma
 
 if _typing.TYPE_CHECKING:
     from meshard.numpy import fft as fft, linalg as linalg
+    from meshard.transforms.batching.vectorize import vectorize as vectorize
 else:
     __all__, __dir__, __getattr__ = _door(
-        __name__, late=("meshard.numpy.fft", "meshard.numpy.linalg"), reference="numpy"
+        __name__,
+        late=(
+            "meshard.numpy.fft",
+            "meshard.numpy.linalg",
+            "meshard.transforms.batching.vectorize:vectorize",
+        ),
+        reference="numpy",
     )
