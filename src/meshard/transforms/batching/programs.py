@@ -48,9 +48,7 @@ Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
 
 
-def run_batched(
-    program: Program, values: Sequence[Any], flags: Flags, size: int
-) -> Found:
+def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int) -> Found:
     """Run a program.
 
     Args:
@@ -68,7 +66,9 @@ def run_batched(
         return (atom.value, False) if isinstance(atom, Literal) else known[atom]
 
     for eqn in program.eqns:
-        operands, own = (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
+        operands, own = (
+            (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
+        )
         with at_line(eqn.line):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
@@ -248,9 +248,7 @@ def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
 def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     captured, _ = call.split_operands(operands)
     own = [*[PartitionSpec()] * len(captured), *call.in_specs]
-    ins = tuple(
-        [PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)]
-    )
+    ins = tuple([PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)])
     outs = [PartitionSpec(None, *s) for s in call.out_specs]
     found = call.remapped(ins, outs, flat_of(call.body, size, flags))(*operands)
     return list(found), [True] * len(found)

@@ -24,7 +24,6 @@ from meshard.runtime.doors import bind
 Params = Mapping[str, Any]
 Rule = Callable[[str, Sequence[Any], Sequence[bool], Params, int], Any]
 """From the name, operands, which of them have the dim, parameters and its size to the results."""
-_BATCH = "batch__"
 
 
 def spread(x: Any, size: int) -> Any:
@@ -93,8 +92,7 @@ def _of_none(
 ) -> list[Any]:
     """Return the results of no positions: those of zeros, cut away."""
     own = [
-        np.zeros(x.shape[1:], x.dtype) if has else x
-        for x, has in zip(operands, flags, strict=True)
+        np.zeros(x.shape[1:], x.dtype) if has else x for x, has in zip(operands, flags, strict=True)
     ]
     found = bind(name, *own, **params)
     every = found if isinstance(found, tuple) else (found,)
@@ -126,11 +124,12 @@ def _contract(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     terms, out = params["rule"].split("->")
+    batch = next(name for name in map("v{}".format, range(99)) if name not in params["rule"])
     given = [
-        f"{_BATCH} {term.strip()}" if has else term.strip()
+        f"{batch} {term.strip()}" if has else term.strip()
         for term, has in zip(terms.split(","), flags, strict=True)
     ]
-    rule = f"{', '.join(given)} -> {_BATCH} {out.strip()}".strip()
+    rule = f"{', '.join(given)} -> {batch} {out.strip()}".strip()
     return bind(name, *operands, **{**params, "rule": rule})
 
 
@@ -143,7 +142,11 @@ def _reshape(
 def _flat(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
-    return reshape(operands[0], (size, -1)) if size else reshape(operands[0], (0, int(np.prod(operands[0].shape[1:]))))
+    return (
+        reshape(operands[0], (size, -1))
+        if size
+        else reshape(operands[0], (0, int(np.prod(operands[0].shape[1:]))))
+    )
 
 
 def _broadcast(

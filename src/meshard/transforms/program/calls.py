@@ -412,7 +412,8 @@ class KeptCall:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Run it."""
-        return evaluate(self.program, *self.split_operands(operands))
+        captured, given = self.split_operands(operands)
+        return evaluate(self.program, captured, given)
 
 
 def opened(program: Program) -> Program:
@@ -439,5 +440,4 @@ def opened(program: Program) -> Program:
             own.update(zip(one.outputs, outputs, strict=True))
         for var, atom in zip(eqn.outputs, inner.outputs, strict=True):
             known[var] = own.get(atom, atom) if isinstance(atom, Var) else atom
-    outputs = tuple(map(now, program.outputs))
-    return replace(program, eqns=tuple(eqns), outputs=outputs)
+    return replace(program, eqns=tuple(eqns), outputs=tuple([now(x) for x in program.outputs]))
