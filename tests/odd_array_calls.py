@@ -26,7 +26,7 @@ from meshard.runtime.array.operators import ArrayOperators
 from tests.tracebacks import internal_frames, watched
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)
-NOT_TRIED = {"block_until_ready", "delete", "at"}
+NOT_TRIED = {"block_until_ready", "delete", "at", "save_html", "save_svg"}
 """Methods of `Array` that take no arguments, or would spoil the array for the others."""
 
 

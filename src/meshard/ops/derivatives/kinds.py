@@ -155,7 +155,7 @@ class Linear(Derivative):
         if self.together:
             for i in self._own(site):
                 t = tangents[i]
-                given[i] = zeros_like(given[i]) if t is None else t
+                given[i] = _zero(given[i]) if t is None else t
             return site.again(*given)
         rows = []
         for i in own:
@@ -220,6 +220,11 @@ class Pulls(Derivative):
             None if g is None or not want else shrunk(g, x)
             for g, x, want in zip(found, site.operands, wanted, strict=True)
         ]
+
+
+def _zero(x: Any) -> Any:
+    """Return zeros like a value; for a Python number one that leaves dtypes to the others."""
+    return type(x)(0) if isinstance(x, (bool, int, float, complex)) else zeros_like(x)
 
 
 def times(g: Any, factor: Any) -> Any:

@@ -178,8 +178,8 @@ def _overlay(
 def _on_diagonal(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
-    (x,), k, columns = operands, params["k"], params["columns"]
-    at = np.arange(x.shape[1])[:, None] + k == np.arange(columns)
+    (x,), places = operands, np.arange(operands[0].shape[1])
+    at = places[:, None] + params["k"] == places
     return o.where(at, reshape(x, (*x.shape, 1)), 0)
 
 
