@@ -33,6 +33,11 @@ def moves(x: Any) -> bool:
     return isinstance(x, np.ndarray) and (x.dtype.kind in "fc" or x.dtype == BFLOAT16)
 
 
+def moves_type(x: Any) -> bool:
+    """Whether values of a type can change smoothly."""
+    return np.dtype(x.dtype).kind in "fc" or x.dtype == BFLOAT16
+
+
 def drawn(like: Any, rng: np.random.Generator, low: float = -1.0, high: float = 1.0) -> Any:
     """Return random values of a type; of complex ones both parts."""
     dtype, shape = np.dtype(like.dtype), tuple(like.shape)
@@ -96,7 +101,7 @@ def both_ways(
         every = list(given)
         for i, x in zip(places, own, strict=True):
             every[i] = x
-        return [y for y in f(*every) if np.dtype(y.dtype).kind in "fc" or y.dtype == BFLOAT16]
+        return [y for y in f(*every) if moves_type(y)]
 
     primals = [given[i] for i in places]
     tangents = [drawn(values[i], rng) for i in places]

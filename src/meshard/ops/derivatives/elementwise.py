@@ -68,7 +68,7 @@ def _power_of_exponent(y: Any, a: Any, b: Any) -> Any:
 def _absolute(site: Site, tangents: Values) -> list[Any]:
     (t,) = tangents
     if not is_complex(site.x):
-        return [_mul(t, o.sign(site.x))]
+        return [_mul(t, o.where(o.less(site.x, 0), -1.0, 1.0))]
     return [o.real(_mul(t, o.conjugate(o.sign(site.x))))]
 
 
