@@ -139,7 +139,8 @@ def _contract(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     terms, out = params["rule"].split("->")
-    new = next(name for n in itertools.count() if (name := f"{_BATCH}{n}") not in params["rule"])
+    names = (f"{_BATCH}{n}" for n in itertools.count())
+    new = next(n for n in names if n not in params["rule"])
     given = [
         f"{new} {term.strip()}" if has else term.strip()
         for term, has in zip(terms.split(","), flags, strict=True)
