@@ -135,6 +135,8 @@ def check_adjoint(found: Both) -> None:
     """Check that ``<g, J t>`` is ``<J^T g, t>``."""
     one, size = pairing(found.cotangents, found.pushed)
     other, more = pairing(found.pulled, found.tangents)
+    if not np.isfinite(size + more) and any(x.dtype.itemsize == 2 for x in found.values):
+        return  # too large for a short float
     allowed = precision(*found.values, *found.results) * (size + more) + 1e-12
     assert abs(one - other) <= allowed, f"<g, J t> = {one}, but <J^T g, t> = {other}"
 
