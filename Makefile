@@ -3,6 +3,7 @@
 #   make test      set up everything, then check, then run all tests
 #   make demo      set up what the demo needs, then run it
 #   make docs      the site, in build/docs/html
+#   make pictures  the README's pictures anew, and screenshots of the site in build/pictures
 #   make ranks     every law in real processes of every kind (an hour; RANKS="-k 'reduce or sort'")
 #   make check     lint, format check, types, floors and public surface
 #   make bench     the benchmarks (BENCH_ARGS="..."); bench-quick takes less than two minutes
@@ -72,7 +73,7 @@ MODEL := $(VENV)/.stamp-$(WEIGHTS)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup test ranks lint check demo docs bench bench-quick scan house coverage format \
+.PHONY: help setup test ranks lint check demo docs pictures bench bench-quick scan house coverage format \
     dist wheel release publish clean distclean
 
 help:
@@ -80,7 +81,8 @@ help:
 
 setup: $(DEV) $(MODEL) $(ORACLE)
 
-test: setup lint
+# With the oldest dependencies the types of the newest are not checked.
+test: setup $(if $(LEAST),,lint)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 ranks: setup
@@ -103,6 +105,13 @@ demo: $(DEMO) $(MODEL)
 docs: $(DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -j 2 -b html docs build/docs/html
 	@echo "build/docs/html/index.html"
+
+# Nothing is drawn by hand. The social image and the icon are part of `make docs`; the screenshots
+# are to be looked at.
+pictures: $(DOCS)
+	$(BIN)/python docs/machinery/readme_pictures.py
+	$(MAKE) docs
+	cd docs && $(abspath $(BIN))/python -m machinery.screenshots
 
 bench: $(DEV) $(ORACLE) $(BENCH)
 	$(BIN)/python -m bench $(BENCH_ARGS)

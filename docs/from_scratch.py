@@ -1,11 +1,11 @@
 # # Sharded arrays, from scratch
 #
-# This is a text that runs. It builds a small library in which one array lies in pieces on many
+# This is a text that runs. It builds a small library in which one array is in pieces on many
 # devices, and you compute with it as if it were whole. Each part is some prose, some code, and a
 # few `assert`s. At the end there is a miniature of meshard: its names and its ideas, and nothing
 # else. Run it: `python docs/from_scratch.py`. It needs only NumPy.
 #
-# There is one thought behind all of it:
+# One thought is behind all of it:
 #
 # > To know how an array is cut, and which device holds which piece, is to know everything.
 # > Overlaps, messages, bytes, lower bounds, even which operation runs where are arithmetic on that.
@@ -80,8 +80,8 @@ assert P("x", None, ("x", "y")) == (("x",), (), ("x", "y"))
 # ## 3. A layout: cut points, and a tensor of devices
 #
 # A shape, a mesh and a spec are all that is known of an array without its data: its *kind*. They
-# say where everything lies. A spec may be shorter than the shape; dims that it leaves out are
-# whole. What makes no sense is refused here, once, so that no code below has to think of it.
+# say where everything is. A spec may be shorter than the shape; dims that it leaves out are
+# whole. What makes no sense is refused here, once, so that the code below need not think of it.
 class Kind(NamedTuple):
     shape: tuple
     mesh: Mesh
@@ -146,8 +146,8 @@ def layout_of(kind):
     return Layout(cuts, devices)
 
 
-# A matrix whose rows are cut over `x` and whose columns are cut over `y` lies on the grid as it
-# stands. Cut only the columns, and there are two pieces with four replicas each.
+# A matrix whose rows are cut over `x` and whose columns are cut over `y` has the shape of the mesh:
+# one piece for each device. Cut only the columns, and there are two pieces with four replicas each.
 tiles = Kind.of((8, 6), mesh, P("x", "y")).layout
 assert tiles.cuts == [[0, 2, 4, 6, 8], [0, 3, 6]]
 assert np.array_equal(tiles.devices[..., 0], [[0, 1], [2, 3], [4, 5], [6, 7]])
@@ -222,8 +222,8 @@ def get(array):
 # ## 5. Resharding: a plan, then the run
 #
 # Along one dim both layouts have cut points. Merge the two lists: between two neighbours of the
-# merged list lies a run that belongs to one piece of each. That is all the geometry there is. In
-# more dims it is the product of what happens in each. Nobody ever compares all pieces with all
+# merged list there is a run that belongs to one piece of each. That is all the geometry there is.
+# In more dims it is the product of what happens in each. Nobody ever compares all pieces with all
 # pieces, let alone all devices with all devices, and that is why it is quick for large meshes.
 def runs(a, b):
     """Yield, along one dim, (slice, piece of a, piece of b)."""
@@ -397,7 +397,7 @@ def factors_of(op, kinds):
 #
 # - Each factor takes the axes of the first operand that brings some, the largest operand first. An
 #   axis can serve one factor only.
-# - Each operand is resharded to what its factors say. Mostly it lies so already.
+# - Each operand is resharded to what its factors say. Usually it is laid out that way already.
 # - A *cell* is a choice of one piece per factor. Each device has a cell, and the kernel runs once
 #   for each *distinct* one. So replicas cost nothing.
 # - If a factor that is summed over is cut, each cell along it has only a part of the result.

@@ -234,7 +234,9 @@ def check(page: Path, write: bool = False, drawings: Path | None = None) -> list
                     said = f"this is not a drawing: {made[:60]!r}"
                     faults.append(f"{page.name}:{block.line}: {said}")
                 if drawings is not None:
-                    (drawings / f"{page.stem}-{count}.html").write_text(made)
+                    path = drawings / f"{page.stem}-{count}.html"
+                    if not path.exists() or path.read_text() != made:
+                        path.write_text(made)
                 count += 1
                 continue
             if block.kind == "shell-session":

@@ -57,7 +57,7 @@ def main():
         with meshard.debug.ledger() as log:
             found = function(x)
         print(f"{name}: {log.total_bytes:,} bytes moved,", found.sharding.spec)
-        print("differs from NumPy by:", np.abs(np.asarray(found) - np.sort(numbers)).max())
+        print("differs from NumPy by:", mnp.abs(found - np.sort(numbers)).max())
 
 
 if __name__ == "__main__":

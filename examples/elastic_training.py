@@ -39,7 +39,7 @@ def step(state, x, y):
         ms.NamedSharding(x.sharding.mesh, spec, uneven="balanced")
         for spec in (ms.P("data"), ms.P(None, "data"), ms.P())
     ]
-    parts = gradients(ms.reshard(state["w"], whole), x, y)  # of each chunk, where it lies
+    parts = gradients(ms.reshard(state["w"], whole), x, y)  # of each chunk, where it is
     v = 0.9 * state["v"] + ms.reshard(parts, columns).sum(0)
     return {"w": ms.reshard(state["w"] - 1e-5 * v, rows), "v": v, "step": state["step"] + 1}
 

@@ -70,7 +70,7 @@ def main():
     places, moved = simulate(start, speeds, masses, meshard.make_mesh((8,), ("i",)), 50)
     print("bodies on each device:", places.addressable_shards[0].data.shape)
     print("mean distance from the middle:", round(float(mnp.linalg.norm(places, axis=1).mean()), 4))
-    print("the sum of speeds differs by:", np.abs((np.asarray(moved) - speeds).sum(axis=0)).max())
+    print("the sum of speeds differs by:", mnp.abs((moved - speeds).sum(axis=0)).max())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ else, which `explain` shows before it runs.
 import numpy as np
 
 import meshard
+import meshard.numpy as mnp
 from meshard import nn
 from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P
@@ -50,7 +51,7 @@ def main():
         told = meshard.explain(layer, own, data)
         found = meshard.jit(layer)(own, data)
         print(f"weights by {name}: {told.total_bytes:,} bytes, result {found.sharding.spec}")
-        print("  differs from one device by:", np.abs(np.asarray(found - expected)).max())
+        print("  differs from one device by:", mnp.abs(found - expected).max())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tests.tracebacks import internal_frames, watched
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)
 NOT_TRIED = {"block_until_ready", "delete", "at", "save_html", "save_svg"}
-"""Methods of `Array` that take no arguments, or would spoil the array for the others."""
+"""Methods of `Array` that take no arguments, write files, or would spoil the array for others."""
 
 
 def _cyclic() -> list[Any]:

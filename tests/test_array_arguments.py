@@ -185,9 +185,9 @@ def test_any_value_can_be_described() -> None:
             raise ValueError("no")
 
     deep: list[Any] = []
-    for _ in range(20_000):
+    for _ in range(20_000):  # since Python 3.14 it can be printed
         deep = [deep]
-    assert described(deep) == "a list that cannot be printed"
+    assert len(described(deep)) <= 80
     assert described(Broken()) == "a Broken that cannot be printed"
     assert described(np.ones((2, 3))) == "a NumPy array of shape (2, 3) and dtype float64"
     assert described(None) == "None"

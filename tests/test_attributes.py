@@ -4,12 +4,14 @@ import copy
 import pickle
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard.algebra.attributes import door
 from meshard.runtime.array.methods import INSTEAD
 from tests.test_api import public_modules
 
@@ -117,3 +119,25 @@ assert "meshard.numpy.linalg" not in sys.modules
 assert meshard.numpy.linalg.norm(x) == 5
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_renamed_function_works_and_warns_at_the_users_line() -> None:
+    module = types.ModuleType("meshard.some_door")
+    module.__dict__["brief"] = len
+    sys.modules[module.__name__] = module
+    try:
+        listed, names, load = door(module.__name__, renamed={"long_winded": ("brief", "0.3")})
+        module.__dict__["__getattr__"] = load
+        text = r"^meshard.some_door.long_winded is now meshard.some_door.brief; meshard 0.3 removes"
+        with pytest.warns(DeprecationWarning, match=text) as told:
+            assert module.long_winded is len
+        assert [one.filename for one in told] == [__file__]
+        with pytest.warns(DeprecationWarning, match=text) as told:
+            from meshard.some_door import long_winded  # type: ignore[import-not-found]
+        assert {one.filename for one in told} == {__file__}
+        assert long_winded is len
+        assert "long_winded" not in {*listed, *names()}
+        with pytest.raises(AttributeError, match="has no attribute 'short'"):
+            module.short
+    finally:
+        del sys.modules[module.__name__]

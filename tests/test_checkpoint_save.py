@@ -452,7 +452,7 @@ REFUSALS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("keep", _save({"w": A}, keep=2), ArgumentError, "keep=2 counts steps, but no step= is given"),
     ("keep 0", _save({"w": A}, step=1, keep=0), ArgumentError, "keep must be an integer of at le"),
     ("step", _save({"w": A}, step=-1), ArgumentError, "step must be a non-negative integer, got"),
-    ("format", _save({"w": A}, format="pt"), ArgumentError, "format must be 'meshard' or 'safe"),
+    ("format", _save({"w": A}, format="pt"), ArgumentError, "format must be 'meshard', 'safe"),
     ("flag", _save({"w": A}, overwrite="y"), ArgumentError, "overwrite must be True or False"),
     ("max_bytes", _save({"w": A}, max_bytes=0), ArgumentError, "max_bytes must be a positive num"),
     ("shard_bytes", _save({"w": A}, shard_bytes=0), ArgumentError,

@@ -67,6 +67,25 @@ class TestHelp:
             if isinstance(option, click.Option):
                 assert option.help, f"{words}: {option.opts} has no help"
 
+    @pytest.mark.parametrize("words", [words for words, _ in all_commands()])
+    def test_help_fits_a_narrow_terminal(
+        self, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def shown(columns: int) -> str:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            with pytest.raises(SystemExit):
+                main([*words.split(), "--help"])
+            return capsys.readouterr().out
+
+        narrow, wide = shown(60), shown(100)
+        assert max(map(len, narrow.splitlines())) <= 60
+        # Examples are the same commands, whatever their lines.
+        commands = [
+            set(text.partition("Options:")[0].partition("For example:")[2].split()) - {"\\"}
+            for text in (narrow, wide)
+        ]
+        assert commands[0] == commands[1]
+
     def test_exit_codes_are_listed(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 0
         listed = capsys.readouterr().out.partition("Exit codes:\n")[2]
@@ -95,7 +114,10 @@ class TestWrongUsage:
             (["fly"], "meshard: invalid choice: 'fly' (choose from "),
             (["--fly"], "meshard: No such option"),
             (["demo", "--device", "3"], "meshard demo: No such option"),
-            (["demo", "--device", "3"], "--devices"),
+            (["demo", "--device", "3"], "; did you mean '--devices'?\n"),
+            (["plan", "--frm", "x"], "did you mean '--from' or '--from-mesh'?\n"),
+            (["show", "8", "--mesh"], "meshard show: Option '--mesh' requires an argument"),
+            (["reshard", "a", "b", "--to", "safetensor"], "did you mean 'safetensors'?\n"),
             (["completion"], "meshard completion: the following arguments are required: SHELL\n"),
             (["completion", "tcsh"], "meshard completion: argument SHELL: 'tcsh' is not one of"),
             (["demo", "more"], "meshard demo: Got unexpected extra argument"),

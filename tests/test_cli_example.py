@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -35,9 +36,11 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["example", "heat"]) == 0
     assert capsys.readouterr().out == (ROOT / "examples" / "heat.py").read_text()
-    printed, code = on_terminal("example", "heat")
+    printed, code = on_terminal("example", "heat", columns=60)
     assert code == 0
     assert "\x1b[" in printed
+    source = (ROOT / "examples" / "heat.py").read_text()
+    assert re.sub(r"\x1b\[[\d;]*m", "", printed) == source
 
 
 def test_one_runs() -> None:
@@ -83,7 +86,7 @@ def test_those_of_the_wheel_come_first(tmp_path: Path, monkeypatch: pytest.Monke
     ("arguments", "code", "message"),
     [
         (["heet"], 1, "meshard example: there is no example named 'heet'; did you mean 'heat'?\n"),
-        (["zzz"], 1, "there is no example named 'zzz'; they are collective_matmul, "),
+        (["zzz"], 1, "there is no example named 'zzz'; they are block_sort, "),
         (["--run"], 2, "--run takes the NAME of one example, and nothing else\n"),
         (["heat", "-n", "2"], 2, "-n is for --run\n"),
         (["heat", "--copy", "/dev/null/x"], 1, "/dev/null/x cannot be written: Not a directory\n"),

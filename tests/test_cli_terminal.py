@@ -73,12 +73,18 @@ COMMANDS = {
         *("explain", "layers.py:layer", *MESH, "--arg", "512x1024::P('data')"),
         *("--arg", "1024x4096::P(None, 'model')", "--arg", "4096x1024::P('model')"),
     ),
+    "plan": (
+        *("plan", "run", "--to", "P(None, 'model')", "--to-mesh", "data=2,model=2"),
+        *("--topology", "8-gpu hosts"),
+    ),
     "wrong": ("shwo",),
 }
 
 
 @pytest.mark.parametrize("columns", [60, 100])
-@pytest.mark.parametrize("name", ["help", "doctor", "example", "inspect", "checkpoint", "show"])
+@pytest.mark.parametrize(
+    "name", ["help", "doctor", "example", "inspect", "checkpoint", "show", "plan"]
+)
 def test_what_commands_print_fits(folder: Path, name: str, columns: int) -> None:
     printed, code = on_terminal(*COMMANDS[name], columns=columns, cwd=str(folder))
     assert code in (0, 1), printed

@@ -527,7 +527,7 @@ def test_the_default_float_leaves_what_has_a_dtype(single):
         (lambda: mnp.triu(5), ShapeError, r"triu: needs at least two dims, got \(\)"),
         (lambda: mnp.diag(5), ShapeError, r"diag: takes one or two dims, got shape \(\)"),
         (lambda: mnp.diag(np.zeros((1, 1, 1))), ShapeError, "diag: takes one or two dims"),
-        (lambda: mnp.meshgrid(V, indexing="yx"), ArgumentError, "'xy' or 'ij', not 'yx'"),
+        (lambda: mnp.meshgrid(V, indexing="yx"), ArgumentError, "'xy' or 'ij', got 'yx'"),
         (
             lambda: mnp.zeros(2, device="cpu:0"),
             ArgumentError,

@@ -1,4 +1,4 @@
-"""What the page about JAX says of both libraries: each row is asked of both."""
+"""What the pages about NumPy and JAX say of both libraries: each row is asked of both."""
 
 from types import ModuleType
 from typing import Any
@@ -91,3 +91,58 @@ def test_what_is_missing_says_what_to_use(jax: ModuleType, name: str) -> None:
     assert hasattr(jax, name)
     with pytest.raises(AttributeError, match=r"derivative|lax.map|shard_map"):
         getattr(meshard, name)
+
+
+def found(numpy: Any, expression: str) -> str:
+    """What an expression gives, with the functions of one library."""
+    names = {"np": numpy, "x": numpy.asarray(np.arange(32.0).reshape(8, 4)), "numpy": np}
+    try:
+        value = eval(expression, names)
+    except (ValueError, TypeError, IndexError, AttributeError, OverflowError):
+        return "refused"
+    return str(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+NUMPY_ROWS = [
+    ("x.__setitem__(0, 1.0)", "None", "refused"),
+    ("np.asarray([3, 1, 2]).sort()", "None", "[1, 2, 3]"),
+    ("x.strides is None", "False", "refused"),
+    ("np.zeros(2, order='F')", "[0.0, 0.0]", "refused"),
+    ("np.reshape(x, (4, 8), order='F').shape", "(4, 8)", "(4, 8)"),
+    ("isinstance(x.sum(), numpy.generic)", "True", "False"),
+    ("(x + [1, 2, 3, 4]).shape", "(8, 4)", "refused"),
+    ("np.add(x, [1, 2, 3, 4]).shape", "(8, 4)", "refused"),
+    ("np.sum([1, 2])", "3", "3"),
+    ("np.asarray([1, 2]) == None", "[False, False]", "False"),
+    ("hash(x)", "refused", "refused"),
+    ("np.add(x, 1, out=x).shape", "(8, 4)", "refused"),
+    ("np.sum(x, where=x > 3)", "490.0", "490.0"),
+    ("np.sum(x, initial=3, dtype='float32')", "499.0", "499.0"),
+    ("np.add.reduce(x)[0]", "112.0", "refused"),
+    ("np.asarray(['a'])", "['a']", "refused"),
+    ("np.asarray([1]).astype('object')", "[1]", "refused"),
+    ("(np.ones(1, 'int32') + np.ones(1, 'float32')).dtype", "float64", "float64"),
+    ("np.ones(1, 'uint8') + 300", "refused", "refused"),
+    ("x[8]", "refused", "refused"),
+    ("x[x > 29]", "[30.0, 31.0]", "[30.0, 31.0]"),
+    ("x[[0, 1]].shape", "(2, 4)", "(2, 4)"),
+    ("np.unique(np.asarray([3, 1, 3]))", "[1, 3]", "[1, 3]"),
+    ("np.zeros(3).at[1].set(2.0)", "refused", "[0.0, 2.0, 0.0]"),
+    ("np.asarray(numpy.arange(2, dtype='>f8')).dtype.isnative", "False", "True"),
+]
+
+
+@pytest.mark.parametrize(
+    ("expression", "in_numpy", "here"), NUMPY_ROWS, ids=[row[0] for row in NUMPY_ROWS]
+)
+def test_the_table_about_numpy_is_right(expression: str, in_numpy: str, here: str) -> None:
+    assert (found(np, expression), found(mnp, expression)) == (in_numpy, here)
+
+
+@pytest.mark.parametrize("divide", ["np.ones(2) / 0", "np.arange(2) // 0"])
+def test_both_warn_of_divisions_by_zero_unless_told_otherwise(divide: str) -> None:
+    for numpy in (np, mnp):
+        with pytest.warns(RuntimeWarning, match="divide by zero"):
+            found(numpy, divide)
+        with np.errstate(all="raise"), pytest.raises(FloatingPointError):
+            eval(divide, {"np": numpy})

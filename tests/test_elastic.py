@@ -23,6 +23,7 @@ from meshard.errors import (
     TransportError,
 )
 from meshard.runtime.simulated import SimulatedTransport
+from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import die, simulate, virtual_devices
 
@@ -204,6 +205,24 @@ def test_recovery_without_a_loss() -> None:
     with elastic.surviving() as block:
         pass
     assert (block.changed, block.lost, block.joined) == (False, (), ())
+
+
+def test_what_was_told_for_a_decision_is_not_kept() -> None:
+    """Its letters hold what each knows of all that ever took part, and may come after it."""
+
+    def program() -> list[int]:
+        counts = []
+        for _ in range(3):
+            elastic.recover()
+            meshard.device_put(VALUE, rows()).sum()
+            watchdog = here().transport.watchdog
+            assert watchdog is not None
+            watchdog.waiting()  # reads all letters that have come
+            counts.append(len(watchdog.membership._heard) + len(watchdog.membership._decided))
+            multihost_utils.sync_global_devices("all have read theirs")
+        return counts
+
+    assert simulate(4, 1, program) == [[0, 0, 0]] * 4
 
 
 def test_spares_join_and_take_the_place_of_the_dead() -> None:

@@ -350,7 +350,7 @@ PRINTS = {
     "pipeline": "up: (4, 32, 64), of which a device holds (1, 32, 32)",
     "regression": "rows on each device: (1000, 3)",
     "summa": "2.5D tiles of (128, 128), 393,216 bytes to each device",
-    "conjugate_gradients": "strip of one device: (8, 64)",
+    "conjugate_gradients": "strip of one device: (4, 32)",
     "block_sort": "by neighbours: 229,376 bytes moved",
     "embedding": "found: (8, 16, 32) by P('data',)",
     "experts": "16 places in a box: 100% of the tokens reach their expert",
@@ -386,19 +386,19 @@ def test_examples_run_in_four_processes(tmp_path: Path) -> None:
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
     result = subprocess.run(
-        [sys.executable, "-m", "meshard", "run", "-n", "4", "--timeout", "60", "all.py"],
+        [sys.executable, "-m", "meshard", "run", "-n", "4", "--timeout", "90", "all.py"],
         capture_output=True,
         encoding="utf-8",
         env={**environment, "PYTHONIOENCODING": "utf-8"},
         cwd=tmp_path,
-        timeout=100,
+        timeout=110,
         check=False,
     )
     assert result.returncode == 0, result.stderr
     for text in PRINTS.values():
         assert result.stdout.count(text) == 4
     errors = re.findall(r"(?:differs.* by:?|there and back:) ([-+.\de]+)$", result.stdout, re.M)
-    assert len(errors) == 4 * 6
+    assert len(errors) == 4 * 16
     assert max(map(float, errors)) < 1e-9
 
 

@@ -786,6 +786,9 @@ class TestPlans:
         assert plan.most_sent == max(regions.balance(plans).values())
         for p in plans:
             assert sum(p.bytes_from.values()) == p.nbytes
+            assert str(p).startswith(f"Feed: process {p.taker} takes {p.nbytes:,} bytes from ")
+            assert f"takes {p.nbytes:,} bytes from" in p.to_html()
+            assert f"process {p.taker}, {p.nbytes} bytes" in repr(p)
         assert plan.bound_seconds <= plan.seconds
         assert "port bound" in str(plan)
 

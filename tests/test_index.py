@@ -316,7 +316,7 @@ def test_take_of_lists():
             "take: positions must be integers, not bool",
         ),
         (lambda x: mnp.take(x, 0, axis=2), ArgumentError, "take: axis 2 is out of bounds"),
-        (lambda x: mnp.take(x, 0, mode="drop"), ArgumentError, "'wrap' or 'fill', not 'drop'"),
+        (lambda x: mnp.take(x, 0, mode="drop"), ArgumentError, "'wrap' or 'fill', got 'drop'"),
         (lambda x: mnp.take(x[:0], [0], mode="clip"), IndexingError, "dim 0 has no elements"),
         (
             lambda x: mnp.take_along_axis(x, np.array([0]), 0),

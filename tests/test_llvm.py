@@ -315,6 +315,31 @@ def test_what_is_written_over_an_input_waits_for_all_that_read_it(shape):
     assert check([x, short], [wide, ("tanh", (2,), {}), ("add", (3, 0), {})], [3, 2, 4])
 
 
+@pytest.mark.parametrize("why", ["refused", "not yet compiled", "too large a number"])
+def test_nothing_is_written_over_unless_all_cells_can_run(why):
+    """Blocks that only some cells have a program for: NumPy runs all of them, on what was given."""
+    dtype = np.dtype("d")
+    steps: list[Step] = [("add", (0, 1), {}), ("multiply", (2, 2), {})]
+    program = compiled([(step, dtype) for step in steps], [3])
+    first = [example(dtype, (4, 3), 1), 300]
+    second: dict[str, list[Any]] = {
+        "refused": [np.zeros((4, 3), complex), 300],
+        "not yet compiled": [np.zeros((5, 3)), 300],
+        "too large a number": [np.zeros((4, 3), np.int8), 300],
+    }
+    for cell in [first, *([] if why == "not yet compiled" else [second[why]])]:
+        program(here(), [cell])
+        llvm.BEHIND.finish()
+    assert program(here(), [first]) is not None
+    before = first[0].copy()
+    with (
+        mock.patch.object(llvm.BEHIND, "add"),
+        mock.patch.object(llvm, "known", return_value=False),
+    ):
+        assert program(here(), [first, second[why]], [[0], [0]]) is None
+    assert first[0].tobytes() == before.tobytes()
+
+
 @settings(max_examples=150)
 @given(st.integers(0, 1 << 40))
 def test_any_program_has_numpys_bits(seed):

@@ -42,7 +42,10 @@ def test_what_is_lost_is_what_no_copy_of_is_left(seed):
         lost += 4 * int((~has).sum())
     assert found.lost_bytes == lost
     assert found.restored.bytes_moved == found.restored.bound
-    assert f"{lost:,} bytes that nobody has" in str(found)
+    verdict = f"Not safe: 4 of 12 processes die, and {lost:,} bytes are lost that nobody else has"
+    safe = "Safe: 4 of 12 processes die, and nothing is lost"
+    assert str(found).splitlines()[0] == (verdict if lost else safe)
+    assert found.restored.unheld_bytes == lost
     assert f"4 of 12 processes die, {lost} bytes gone, RestorePlan(2 arrays" in repr(found)
     assert "1 copy apart by process, in 12 processes" in str(found.protected)
     assert repr(found.protected) == "ProtectPlan(2 arrays, 1 copy, 38496 bytes moved)"

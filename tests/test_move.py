@@ -272,7 +272,7 @@ def test_what_changes_nothing_shares_the_blocks():
             r"pad: pad_width must be a number, a pair, or a pair for each of the 2 dims,",
         ),
         (lambda x: mnp.pad(x, 1, constant_values=[1, 2, 3]), ArgumentError, "pad: constant_values"),
-        (lambda x: mnp.pad(x, 1, mode="mirror"), ArgumentError, "mode 'mirror' is not known; the"),
+        (lambda x: mnp.pad(x, 1, mode="mirror"), ArgumentError, "'symmetric', got 'mirror'"),
         (lambda x: mnp.pad(x[:0], 1, mode="edge"), ArgumentError, "dim 0 has no elements that"),
         (lambda x: mnp.tile(x, -1), ArgumentError, "tile: reps must not be negative, got -1"),
         (

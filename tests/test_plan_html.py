@@ -1,19 +1,31 @@
 """Plans as HTML: whole in themselves, well formed, and with what they should show."""
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+import meshard
+from meshard.plan.captions import whole_text
 from meshard.plan.figures import flow as flows
-from meshard.plan.figures.choice import PlanLeaf
-from meshard.plan.figures.flow import Flow, flow_of, stages
+from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, figures_of
+from meshard.plan.figures.flow import Flow, flow_of, hosts_of, stages
+from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
+from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import SHEET
-from meshard.plan.show.plan_page import flow_svg, page
-from meshard.plan.show.plan_text import arrays_table, steps_table, totals_table
+from meshard.plan.views.facts import facts_of
+from meshard.plan.views.flow_svg import flow_svg
+from meshard.plan.views.plan_page import schematic
+from meshard.plan.views.plan_text import arrays_table, plan_table
+from meshard.sharding import Mesh, NamedSharding
+from meshard.sharding import PartitionSpec as P
+from meshard.testing import virtual_devices
 from tests.plans import PLANS, SMALL, laid
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,7 +70,7 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name, tmp_path):
     reader = read(text)
     assert {"script", "link", "img", "iframe"}.isdisjoint(tag for tag, _ in reader.tags)
     assert all({"src", "href"}.isdisjoint(attributes) for _, attributes in reader.tags)
-    assert "url(" not in text
+    assert not re.search(r"url\((?!#)", text)  # its own patterns only
     assert "@import" not in text
     assert set(re.findall(r"https?://[^\"' <]+", text)) == {"http://www.w3.org/2000/svg"}
     drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
@@ -69,12 +81,13 @@ def test_a_page_is_well_formed_and_needs_nothing_else(name, tmp_path):
     ElementTree.fromstring(element)
     assert element in text
     said = " ".join(reader.texts)
-    for words in (f"{plan.bytes_moved:,}", "Before and after", "Bytes between devices", "Why so"):
+    for words in (whole_text(plan.bytes_moved), "What moves", "Blocks before and after", "Why so"):
         assert words in said
+    assert len(text) < 1_000_000
 
 
 def test_a_page_and_its_drawings_have_one_style_sheet():
-    text = page(PLANS["striped"]())
+    text = PLANS["striped"]().to_html()
     assert text.count("<style>") == 2  # that of the page's ground, and that of all in it
     blocks = [
         dict(re.findall(r"(--[a-z-]+):([^;}]+)", b)) for b in re.findall(r"{([^{}]+)}", SHEET)
@@ -96,28 +109,30 @@ def test_a_page_and_its_drawings_have_one_style_sheet():
 @pytest.mark.parametrize("name", ["model", "striped", "uneven"])
 def test_the_page_and_the_print_have_the_same_tables(name):
     plan = PLANS[name]()
-    said, printed = read(plan._repr_html_()).texts, str(plan)
-    for table in (totals_table(plan), arrays_table(plan, 9), steps_table(plan, 9)):
-        for text in (*table.head, *(cell for row in table.rows for cell in row), *table.notes):
-            assert not text or text in said
-            assert text in printed
+    said, printed = read(plan._repr_html_()).texts, plan_table(plan, width=200)
+    facts = [text for fact in facts_of(plan) for text in fact]
+    table = arrays_table(plan, 9)
+    for text in (*facts, *table.head, *(cell for row in table.rows for cell in row), *table.notes):
+        assert not text or text in said
+        if text != "arrays":  # names that are too long have lines of their own
+            assert all(word in printed for word in text.split())
 
 
 def test_the_alternatives_are_in_the_page():
-    said = " ".join(read(page(PLANS["striped"]())).texts)
+    said = " ".join(read(PLANS["striped"]().to_html()).texts)
     assert "every sender would send its shard four times" in said
-    assert "no way" in said
-    assert "hop 2 of 2" in said
+    assert "the window is too small for a whole copy" in said
+    assert "Its steps, and 2 other routes" in said
 
 
 def test_a_plan_of_nothing_is_a_page_too():
-    assert "0 arrays" in " ".join(read(page(Plan([]))).texts)
+    assert "0 arrays" in " ".join(read(Plan([]).to_html()).texts)
 
 
 def test_names_are_escaped():
     a = laid((4,), (2,), [0, 1])
     plan = Plan([PlanLeaf("<b>&\x00\ud800", a, a, 1, "float<8>", "P('<')", 'P("&")')])
-    text = page(plan)
+    text = plan.to_html()
     assert "<b>" not in text
     text.encode("utf-8")
     ElementTree.fromstring(plan._repr_html_())
@@ -167,10 +182,10 @@ def test_few_devices_have_a_band_each_as_wide_as_its_bytes():
 def test_many_devices_have_a_heat_map():
     before, after = laid((600, 600), (100, 1), range(100)), laid((600, 600), (1, 100), range(100))
     flow = flow_of(Plan([PlanLeaf("x", before, after, 1)]), 0)
-    assert flow.amounts.shape == (64, 64)
+    assert flow.amounts.shape == (50, 50)  # of two devices each
     root, cells = rectangles(flow_svg(flow))
     told = [c.find(f"{SVG}title").text for c in cells]
-    assert len(cells) == (flow.amounts > 0).sum()
+    assert len(cells) == (flow.amounts > 0).sum() + 50 + 50  # and the sums at the edges
     assert any(re.match(r"0-1 to 2-3: [\d,]+ bytes", text) for text in told)
     assert "neighbouring devices stand together" in "".join(root.itertext())
     inside(root)
@@ -179,7 +194,7 @@ def test_many_devices_have_a_heat_map():
 def test_of_forty_devices_each_has_its_own_row():
     before, after = laid((40, 40), (40, 1), range(40)), laid((40, 40), (1, 40), range(40))
     root, cells = rectangles(flow_svg(flow_of(Plan([PlanLeaf("x", before, after, 1)]), 0)))
-    assert len(cells) == 40 * 39
+    assert len(cells) == 40 * 39 + 40 + 40
     assert "neighbouring" not in "".join(root.itertext())
 
 
@@ -199,6 +214,129 @@ def test_an_estimate_says_so(monkeypatch):
     assert few.estimated
     assert "estimated from some of the receivers" in flow_svg(few)
     assert flows.flow_of(plan, 0, most_jobs=1600).estimated is False
+
+
+HOSTS = Topology(
+    "hosts of two",
+    (Level("host", latency=0.0, bandwidth=10.0, size=2), Level("all", latency=0.0, bandwidth=1.0)),
+)
+
+
+def test_bytes_between_hosts_are_those_between_their_devices():
+    plan = SMALL["model"]().on(HOSTS)
+    hosts = hosts_of(plan)
+    assert hosts.name == "host"
+    each, groups = flow_of(plan, 0), flow_of(plan, 0, places=hosts)
+    assert groups.unit == "host"
+    assert groups.senders == tuple((n, n) for n in range(8))
+    assert groups.receivers == tuple((n, n) for n in range(8, 11))
+    expected = each.amounts.reshape(8, 2, 3, 2).sum(axis=(1, 3))
+    assert np.array_equal(groups.amounts, expected)
+
+
+def test_without_a_topology_hosts_are_processes_or_not_known():
+    assert hosts_of(SMALL["transpose"]()) is None
+    one = Topology("one", (Level("all", latency=0.0, bandwidth=1.0),))
+    assert hosts_of(SMALL["transpose"]().on(one)) is None
+    rows = NamedSharding(Mesh(virtual_devices(8, devices_per_process=4), "x"), P("x"))
+    x = meshard.ShapeDtypeStruct((8, 8), "float32", sharding=rows)
+    plan = meshard.plan_reshard(x, NamedSharding(rows.mesh, P(None, "x")))
+    assert hosts_of(plan).name == "process"
+    assert hosts_of(plan).of(np.array([0, 3, 4, 7])).tolist() == [0, 0, 1, 1]
+
+
+def large(shapes, topology=None, **options):
+    """A tree that moves from 256 devices that train to 128 that serve."""
+    devices = np.array(virtual_devices(384, devices_per_process=8))
+    train = NamedSharding(Mesh(devices[:256], ("fsdp",)), P("fsdp"))
+    serve = Mesh(devices[256:].reshape(16, 8), ("data", "model"))
+    tree = {n: meshard.ShapeDtypeStruct(s, "bfloat16", sharding=train) for n, s in shapes.items()}
+    places = {n: NamedSharding(serve, P("model")) for n in shapes}
+    return meshard.plan_reshard(tree, places, topology=topology, **options)
+
+
+def test_a_large_tree_has_hosts_first_and_a_small_page():
+    shapes = {f"layers.{k}.{n}": (1024 * (1 + n), 512) for k in range(20) for n in range(15)}
+    plan = large(shapes, "8-gpu hosts")
+    text = plan.to_html()
+    assert len(text) < 1_000_000
+    reader = read(text)
+    said = " ".join(reader.texts)
+    where = [said.index(words) for words in ("time", "limit", "Bytes between hosts", "What moves")]
+    assert where == sorted(where)
+    assert "256 imaginary devices" in said
+    assert said.index("Blocks before and after") > where[-1]
+    folded = [i for i, (tag, _) in enumerate(reader.tags) if tag == "details"]
+    drawn = [i for i, (tag, _) in enumerate(reader.tags) if tag == "svg"]
+    assert sum(i < folded[0] for i in drawn) <= 3  # the flows of hops; tilings are folded
+
+
+def test_a_page_is_small_however_many_groups_there_are():
+    """What is shown of a tree has limits: rows, blocks, hosts, reasons, and lengths of names."""
+
+    def plan(count):
+        shapes = [(256 * (n + 1), 8) for n in range(count)]
+        pairs = [(laid(s, (256, 1), range(256)), laid(s, (64, 1), range(128))) for s in shapes]
+        return Plan([PlanLeaf("w" * 300 + f"{n}", *pair, 2) for n, pair in enumerate(pairs)])
+
+    few, many = (plan(count).to_html() for count in (70, 280))
+    assert len(many) < 1.1 * len(few) < 1_000_000
+    assert "and 220 more arrays in 220 groups" in many
+
+
+@pytest.mark.parametrize("count", [16, 32, 64, 256])
+def test_a_page_is_small_however_many_devices_and_hops_there_are(count):
+    """Everything goes to everything, five times over, for reasons that are told at length."""
+    hosts = Topology("twos", (Level("host", 0.0, 9.0, size=2), Level("all", 0.0, 1.0)))
+    leaves, choices = [], []
+    for number in range(5):
+        shape, ids = (count * (number + 1), count, 4), range(count)
+        grids = ((count, 1, 1), (1, count, 1), (count, 1, 1), (1, count, 1), (count // 2, 2, 1))
+        layouts = [laid(shape, grid, ids) for grid in grids]
+        way = Route("around", tuple(layouts))
+        texts = ("float32", "P('axis', " * 30, "P()")
+        leaves.append(PlanLeaf("w" * 400 + f"{number}", layouts[0], layouts[-1], 4, *texts))
+        found = figures_of(way, 4)
+        others = tuple([Candidate(f"other {n}", found, "because " * 99) for n in range(10)])
+        choices.append(Choice(way, found, f"why {number} " * 99, others))
+    assert len(Plan(leaves, choices).on(hosts).to_html()) < 1_000_000
+
+
+def test_a_layout_of_many_blocks_is_a_schematic():
+    rows = laid((1024, 8), (256, 1), range(256))
+    assert len(schematic(rows, "device").slabs[0].rectangles) == 6
+    few = laid((64, 8), (64, 1), range(64))
+    assert len(schematic(few, "device").slabs[0].rectangles) == 64
+    assert "not all blocks are shown: there are 256" in layout_picture(schematic(rows, "device"))
+
+
+def test_what_limits_is_framed():
+    plan = SMALL["model"]().on(HOSTS)
+    limit = plan.simulation.limit
+    assert limit.name == "host 8"
+    flow = flow_of(plan, 0, places=hosts_of(plan))
+    framed = flow_svg(flow, marked=limit.name)
+    assert framed.count("stroke:var(--meshard-ink)") == 1
+    assert "stroke:var(--meshard-ink)" not in flow_svg(flow, marked="device 3")
+    assert "host 8 receives" in framed
+
+
+def test_a_page_counts_no_flow_twice(monkeypatch):
+    """Printing and drawing a plan of many groups costs each hop a few sums, and no group more."""
+    listed = Counter()
+    real = Hop.jobs
+
+    def counting(hop):
+        listed[hop] += 1
+        return real(hop)
+
+    plan = SMALL["model"]().on(HOSTS)
+    monkeypatch.setattr(Hop, "jobs", counting)
+    assert "alone" in str(plan)
+    assert set(listed.values()) == {2}  # once for the whole, once by itself
+    listed.clear()
+    plan.to_html()
+    assert max(listed.values()) <= 4  # by itself, for two drawings, and for its messages
 
 
 def inside(root):

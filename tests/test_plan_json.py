@@ -15,9 +15,9 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError, DtypeError, PlanError, ShapeError, TreeError
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
-from meshard.plan.file.json_form import VERSION, _checksum
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
+from meshard.plan.views.plan_json import VERSION, _checksum
 from meshard.resharding import plan_reshard
 from meshard.sharding import AxisType, BoxSharding, Mesh, NamedSharding, P, SingleDeviceSharding
 from meshard.testing.virtual import virtual_devices

@@ -60,12 +60,13 @@ def test_a_plan_adds_up_its_leaves():
 
 def test_a_plan_prints_as_a_table():
     plan = Plan([PlanLeaf("x", lines(12_000, 4), lines(12_000, 3), 8)])
-    assert str(plan).splitlines()[9:12] == [
-        "bytes moved                48,000  1.000 x the least, 48,000",
-        "most sent by a device      24,000  1.000 x the least, 24,000",
-        "most received by a device  24,000",
+    each = "1.50 x the mean of 3 devices"
+    assert str(plan).splitlines()[2:5] == [
+        "moved     48,000 bytes  1.000 x the least possible",
+        f"received  24,000 bytes  at most, by device 2, {each}",
+        f"sent      24,000 bytes  at most, by device 3, {each}; 1.000 x the least",
     ]
-    assert repr(plan) == "Plan(1 arrays, 48000 bytes moved)"
+    assert repr(plan) == "Plan(1 array, 48000 bytes moved)"
     assert plan.ratio == Plan([]).ratio == 1.0
 
 

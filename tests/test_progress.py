@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -115,8 +116,9 @@ def test_only_the_outermost_work_has_a_bar(screen):
 def test_nobody_is_told_who_has_not_asked(monkeypatch, clock):
     stream = io.StringIO()
     monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream))
-    for asked, first in ((None, True), (False, True), (True, False), (None, False)):
-        with telling(asked, "loading", first=first) as tell:
+    second = SimpleNamespace(process_index=1, first=0)
+    for asked, world in ((None, None), (False, None), (True, second), (None, second)):
+        with telling(asked, "loading", world=world) as tell:
             assert tell is None
             assert adding(tell, 10) is None
     assert stream.getvalue() == ""
@@ -129,9 +131,9 @@ def test_who_asks_without_a_terminal_gets_lines(monkeypatch, clock):
         for done in range(12):
             tell(done, 11)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "loading: 4 arrays of 11 arrays, 36 %"
+    assert lines[0] == "loading: 4 of 11 arrays, 36 %"
     assert 2 <= len(lines) <= 5
-    assert lines[-1].startswith("loading: 11 arrays of 11 arrays, 100 % in ")
+    assert lines[-1].startswith("loading: 11 of 11 arrays, 100 % in ")
 
 
 def test_a_terminal_that_goes_away_does_not_stop_the_work(monkeypatch, screen):
@@ -163,6 +165,7 @@ def asked(tmp_path):
             "verify": lambda p: checkpoint.verify(folder, progress=p),
         }
 
+    calls.folder = tmp_path
     return calls
 
 
@@ -205,6 +208,35 @@ def test_processes_may_ask_for_different_things(asked):
         return meshard.reshard(x, NamedSharding(mesh, P()), progress=mine).sum().item()
 
     assert simulate(2, 1, body) == [28.0, 28.0]
+
+
+def test_an_error_of_the_function_is_raised_and_keeps_the_processes_in_step(asked):
+    def stop(done, total):
+        raise ZeroDivisionError
+
+    def alone_body():
+        for call in asked().values():
+            with pytest.raises(ZeroDivisionError):
+                call(stop)
+
+    alone(alone_body)
+
+    def body():
+        mesh = meshard.make_mesh((2,), ("i",))
+        x = meshard.device_put(np.arange(8.0), NamedSharding(mesh, P("i")))
+        mine = [None, stop][meshard.process_index()]
+        for call in (
+            lambda: checkpoint.save("saved", {"x": x}, overwrite=True, progress=mine),
+            lambda: checkpoint.load("saved", NamedSharding(mesh, P()), progress=mine),
+            lambda: checkpoint.verify("saved", progress=mine),
+            lambda: meshard.reshard(x, NamedSharding(mesh, P()), progress=mine),
+        ):
+            with contextlib.suppress(ZeroDivisionError):  # who reads nothing is not asked
+                call()
+        return x.sum().item()
+
+    with contextlib.chdir(asked.folder):
+        assert simulate(2, 1, body) == [28.0, 28.0]
 
 
 def test_plans_and_simulations_of_large_trees_are_watched(screen):

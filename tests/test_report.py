@@ -191,13 +191,13 @@ def test_a_table_is_printed_as_wide_as_the_terminal_is(monkeypatch):
         return max(map(len, table.text().splitlines()))
 
     monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream=None: True)
+    monkeypatch.setattr(terminal, "is_console", lambda stream: True)
     for asked, found in ((60, 60), (120, 120), (200, 162), (10, 40)):
         size = SimpleNamespace(columns=asked)
         monkeypatch.setattr(os, "get_terminal_size", lambda fd, size=size: size)
         monkeypatch.setattr(terminal.sys, "stdout", SimpleNamespace(fileno=lambda: 1))
         assert width() == found
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream=None: False)
+    monkeypatch.setattr(terminal, "is_console", lambda stream: False)
     assert width() == 100
     monkeypatch.setenv("COLUMNS", "70")
     assert width() == 70

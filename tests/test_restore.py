@@ -190,7 +190,8 @@ def test_donors_share_the_work_and_the_plan_says_so():
     assert plan.bytes_moved == plan.bound == 12 * 64 * 64 * 3
     assert plan.balance <= 1.2
     text = str(plan)
-    assert "1.00 x the least possible:" in text
+    assert text.startswith("Safe: 1 array can be restored, and 147,456 bytes move\n")
+    assert "147,456 bytes  1.00 x the least possible, 147,456 bytes from arrays" in text
     assert f"{plan.largest_sender_bytes:,}" in text
     assert plan.simulate("one process").bytes == plan.bytes_moved
 

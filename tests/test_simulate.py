@@ -263,7 +263,7 @@ def test_estimates_share_evenly():
     estimate = simulate(Hop(source, destination), 1, PAIRS, most_jobs=0)
     assert not estimate.exact
     assert [x.sent for x in estimate.senders if x.name.startswith("host")] == [4, 4]
-    assert "estimated where several devices hold the same elements" in str(estimate)
+    assert "the bytes of replicas are estimated" in str(estimate)
 
 
 # laws
@@ -353,23 +353,30 @@ def test_a_trainer_sends_to_a_server():
 def test_the_table():
     hop = Hop(everywhere(8, [0]), everywhere(8, [1, 2, 4]))
     assert str(simulate(hop, 1, PAIRS)).splitlines() == [
-        "pairs: 20 s for 24 bytes, exact",
-        "hop            seconds  bytes  messages  slowest",
-        "1                 20 s     24         3  host 0",
-        "level          seconds  bytes  messages  share",
-        "host            15.5 s      8         1  33.3 %",
-        "rack              20 s      8         1  33.3 %",
-        "row               18 s      8         1  33.3 %",
-        "sends most     seconds   sent  received",
-        "host 0             8 s     16         0",
-        "rack 0             8 s      8         0",
-        "device 0           3 s     24         0",
-        "receives most  seconds   sent  received",
-        "rack 1             8 s      0         8",
-        "host 1             4 s      0         8",
-        "host 2             4 s      0         8",
-        "device 1           1 s      0         8",
-        "device 2           1 s      0         8",
+        "20 s on pairs for 24 bytes",
+        "",
+        "limit     host 0  sends 16 bytes; 60% of its time is the latency of messages",
+        "messages  3",
+        "",
+        "hop      s  bytes  messages  slowest",
+        "1    20.00     24         3  host 0",
+        "",
+        "level      s  bytes  messages  % of bytes",
+        "host   15.50      8         1        33.3",
+        "rack   20.00      8         1        33.3",
+        "row    18.00      8         1        33.3",
+        "",
+        "busiest sender     s  sent bytes  received bytes",
+        "host 0          8.00          16               0",
+        "rack 0          8.00           8               0",
+        "device 0        3.00          24               0",
+        "",
+        "busiest receiver     s  sent bytes  received bytes",
+        "rack 1            8.00           0               8",
+        "host 1            4.00           0               8",
+        "host 2            4.00           0               8",
+        "device 1          1.00           0               8",
+        "device 2          1.00           0               8",
     ]
 
 
@@ -380,8 +387,7 @@ def test_tables_are_at_most_100_columns_wide():
     ids = np.array([10**9, 10**9 + 1])
     hop = Hop(lines(1 << 40, 2, ids), lines(1 << 40, 2, ids[::-1]))
     text = str(simulate_many([(hop, 8, 1 << 18)], wide))
-    assert max(map(len, text.splitlines())) == 100
-    assert "..." in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_figures_as_a_dict():

@@ -1,4 +1,4 @@
-"""The site's machinery: names that the reference lists, programs of the gallery, notebooks, links."""
+"""The site: the names of its reference, the programs of its gallery, its notebooks, its links."""
 
 import ast
 import importlib

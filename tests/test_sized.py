@@ -102,7 +102,7 @@ def test_nothing_of_nothing():
             "unique: size=2 of an array without elements: there is no element to fill the",
         ),
         (lambda: mnp.where(B, 1, 2, size=3), ArgumentError, "go with the condition alone"),
-        (lambda: mnp.take_along_axis(N, N, 0, mode="x"), ArgumentError, "'clip' or 'fill', not"),
+        (lambda: mnp.take_along_axis(N, N, 0, mode="x"), ArgumentError, "'clip' or 'fill', got"),
         (lambda: mnp.repeat(W, V, total_repeat_length=3), ArgumentError, "has 8 positions"),
     ],
 )

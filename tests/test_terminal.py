@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import io
+import os
+import struct
+import sys
+import termios
 from pathlib import Path
 
 import pytest
 
 import meshard
+from meshard.plan.show import terminal
 from meshard.plan.show.terminal import ASCII, has_colors, printable
 
 DRAWN = ("raster.py", "text.py", "svg.py", "page.py", "timeline.py", "terminal.py", "progress.py")
@@ -89,3 +95,23 @@ def test_texts_are_ascii_where_nobody_knows_the_stream():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in told:
                 written = lines[node.lineno - 1 : node.end_lineno]
                 assert "".join(written).isascii(), f"{path}:{node.lineno}: {node.value!r}"
+
+
+def test_a_stream_that_claims_to_be_a_terminal_has_no_width(monkeypatch):
+    mine, theirs = os.openpty()
+
+    class Notebook(Terminal):
+        def fileno(self):
+            return theirs
+
+    monkeypatch.delenv("COLUMNS")
+    assert terminal.is_terminal(Notebook())
+    assert terminal.columns(Notebook()) is None
+    own = os.fdopen(theirs, "w")
+    assert terminal.columns(own) is None
+    monkeypatch.setattr(sys, "__stdout__", own)
+    assert terminal.columns(own) == 80  # it has no size
+    fcntl.ioctl(mine, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
+    assert terminal.columns(own) == 60
+    own.close()
+    os.close(mine)

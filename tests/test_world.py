@@ -182,7 +182,9 @@ def test_another_float_is_refused(fresh):
 
 
 def test_an_unknown_setting_is_refused_with_the_known_ones(fresh):
-    with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, .*num_devices"):
+    with pytest.raises(
+        ConfigError, match=r"no setting 'devices'\. .* default_float, .*num_devices"
+    ):
         config.update("devices", 3)
 
 
@@ -190,7 +192,9 @@ def test_a_setting_is_read_by_name(fresh):
     config.update("num_devices", 4)
     assert config.read("num_devices") == 4
     assert config.read("default_float") == "float64"
-    with pytest.raises(ConfigError, match=r"no setting 'devices'; .* default_float, .*num_devices"):
+    with pytest.raises(
+        ConfigError, match=r"no setting 'devices'\. .* default_float, .*num_devices"
+    ):
         config.read("devices")
 
 

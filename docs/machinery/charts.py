@@ -11,26 +11,17 @@ from itertools import pairwise
 import numpy as np
 
 from meshard.plan.captions import PALETTE
-from meshard.plan.show.page import Markup, element, number_text
+from meshard.plan.show.page import LIGHT, Markup, element, number_text
 from meshard.plan.show.svg import centred, label, picture, rect, standalone
 
 WIDTH, HEIGHT = 340, 230
 EDGE = 14  # around the content of a chart
-SHADES = ((236, 244, 250), (102, 178, 226), (11, 90, 143), (8, 26, 58))  # little to much
 
 
 def chart(told: str, parts: Sequence[Markup], width: float = WIDTH, height: float = HEIGHT) -> str:
     """Return parts on a card."""
     card = rect(0.5, 0.5, width - 1, height - 1, "card", rx=6)
     return standalone(picture(width, height, told, [card, *parts]), "")
-
-
-def shade(share: float) -> str:
-    """Return the colour of a number between 0 and 1."""
-    place = min(max(share, 0.0), 1.0) * (len(SHADES) - 1)
-    low = min(int(place), len(SHADES) - 2)
-    pairs = zip(SHADES[low], SHADES[low + 1], strict=True)
-    return "#" + "".join(f"{round(a + (place - low) * (b - a)):02x}" for a, b in pairs)
 
 
 def heat_map(
@@ -58,20 +49,23 @@ def heat_map(
     low, span = np.nanmin(values), np.ptp(values[~np.isnan(values)]) or 1
     shares = (values - low) / span
     least = 0.0 if tell else 0.01  # what is less has the colour of the ground, NaN too
-    paths: dict[str, list[str]] = {}
+    paths: dict[float, list[str]] = {}
     for i, row in enumerate(shares):
-        colors = ["" if not v >= least else shade(round(float(v) * 40) / 40) for v in row]
+        steps = [round(float(v) * 40) / 40 if v >= least else -1.0 for v in row]
         # Neighbours of one colour are one rectangle; all of a colour are one element.
-        ends = [j for j in range(1, columns + 1) if j == columns or colors[j] != colors[j - 1]]
+        ends = [j for j in range(1, columns + 1) if j == columns or steps[j] != steps[j - 1]]
         for start, end in pairwise([0, *ends]):
             x, y = number_text(left + start * wide), number_text(top + i * high)
-            across, down = number_text((end - start) * wide + 0.3), number_text(high + 0.3)
-            paths.setdefault(colors[start], []).append(f"M{x} {y}h{across}v{down}h-{across}z")
-    paths.pop("", None)
+            across, down = number_text((end - start) * wide), number_text(high)
+            paths.setdefault(steps[start], []).append(f"M{x} {y}h{across}v{down}h-{across}z")
+    paths.pop(-1.0, None)
     parts = [rect(left, top, columns * wide, rows * high, "gap")]
-    parts += [element("path", d="".join(d), fill=color) for color, d in paths.items()]
+    for share, shapes in paths.items():
+        # A deeper colour on light ground, a brighter one on dark ground.
+        look = {"class_": "meshard-hot", "fill": LIGHT["hot"], "fill_opacity": 0.1 + 0.9 * share}
+        parts.append(element("path", d="".join(shapes), shape_rendering="crispEdges", **look))
     for i, j in np.ndindex(values.shape) if tell else ():
-        ink = "#ffffff" if shares[i, j] > 0.3 else "#1f2328"
+        ink = "gap" if shares[i, j] > 0.45 else "ink"
         place = left + (j + 0.5) * wide, top + (i + 0.5) * high
         parts.append(centred(*place, tell(i, j), "middle", ink))
     for cut in cuts[0]:

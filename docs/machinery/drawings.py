@@ -26,8 +26,10 @@ class Drawing(SphinxDirective):
         page = Path(self.env.docname).name
         number = self.env.temp_data.get(DRAWINGS, 0)
         self.env.temp_data[DRAWINGS] = number + 1
-        made = (drawings_folder(self.env.app) / f"{page}-{number}.html").read_text()
-        return [nodes.raw("", f'<div class="drawing">{made}</div>', format="html")]
+        path = drawings_folder(self.env.app) / f"{page}-{number}.html"
+        self.env.note_dependency(path)
+        made = f'<div class="drawing">{path.read_text()}</div>'
+        return [nodes.raw("", made, format="html")]
 
 
 def drawings_folder(app: Sphinx) -> Path:

@@ -47,7 +47,9 @@ class Gallery(SphinxDirective):
         for title, group in GROUPS.items():
             lines += [f"## {title}", "", '<div class="cards">']
             for name in (picture.__name__ for picture in group):
-                found = json.loads((results(self.env.app) / f"{name}.json").read_text())
+                path = results(self.env.app) / f"{name}.json"
+                self.env.note_dependency(path)
+                found = json.loads(path.read_text())
                 computes, shown = (re.sub(r"`(.*?)`", r"<code>\1</code>", t) for t in about[name])
                 lines.append(
                     f'<a class="card" href="{name}.html"><span class="thumbnail">'

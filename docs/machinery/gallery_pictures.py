@@ -61,8 +61,8 @@ def collective_matmul(program: ModuleType) -> str:
 
 
 def conjugate_gradients(program: ModuleType) -> str:
-    charges = np.zeros((64, 64))
-    charges[20, 20], charges[44, 40] = 1.0, -1.0
+    charges = np.zeros((32, 32))
+    charges[10, 10], charges[22, 20] = 1.0, -1.0
     found = np.asarray(program.solve(charges, mesh("rows"), 1e-8)[0])
     cuts = tiles(8, 1, found.shape)
     return heat_map(np.arcsinh(8 * found), "The potential of two charges", cuts=cuts)
@@ -209,7 +209,7 @@ def monte_carlo(program: ModuleType) -> str:
 def train_to_serve(program: ModuleType) -> str:
     grid = mesh("data", "model", shape=(2, 4))
     plan = meshard.plan_reshard(program.trained(grid), program.serving(grid))
-    return getattr(plan, "to_svg", lambda: drawn((64, 256), grid, P()))()
+    return plan.to_svg()
 
 
 def checkpoint(program: ModuleType) -> str:
@@ -218,7 +218,7 @@ def checkpoint(program: ModuleType) -> str:
 
 
 def weight_sync(program: ModuleType) -> str:
-    return drawn((7168, 2048), mesh("host", "tensor", shape=(2, 4)), P("host", "tensor"))
+    return program.plan(1).to_svg()
 
 
 GROUPS: dict[str, tuple[Picture, ...]] = {

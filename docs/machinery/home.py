@@ -5,9 +5,8 @@ from __future__ import annotations
 import meshard
 import meshard.numpy as mnp
 from machinery import gallery_pictures, programs
-from machinery.charts import bars, heat_map
+from machinery.charts import bars
 from meshard import debug
-from meshard.plan.figures.flow import flow_of
 from meshard.sharding import Mesh, NamedSharding
 from meshard.sharding import PartitionSpec as P
 
@@ -22,11 +21,9 @@ def bytes_moved(a: meshard.Array) -> str:
 
 
 def flow(mesh: Mesh) -> str:
-    """Return which device sends how much to which, from rows to columns."""
+    """Return a move from one layout to another: before, what flows, after."""
     x = meshard.device_put(mnp.ones((32, 32)), NamedSharding(mesh, P("x", "y")))
-    plan = meshard.plan_reshard(x, NamedSharding(mesh, P("y", "x")))
-    told = "Bytes from each device (down) to each device (right)"
-    return heat_map(flow_of(plan, 0).amounts, told)
+    return meshard.plan_reshard(x, NamedSharding(mesh, P("y", "x"))).to_svg()
 
 
 def loaded(mesh: Mesh) -> str:

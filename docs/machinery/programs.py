@@ -123,7 +123,9 @@ def run_all(folder: Path) -> list[str]:
         except Exception:
             faults.append(f"examples/{name}.py: this fails\n{traceback.format_exc()}")
             continue
-        (folder / f"{name}.json").write_text(json.dumps(found))
+        path, text = folder / f"{name}.json", json.dumps(found)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
     return faults
 
 

@@ -76,6 +76,16 @@ def link_docstring(
 ) -> None:
     """Put links to NumPy and SciPy into a docstring; keep the package's own for its workers."""
     lines[:] = [] if name == "meshard" else [linked(line) for line in lines]
+    if what == "property" and lines:
+        lines[0] = lines[0].replace(":: ", ": ", 1)
+
+
+def keep_colon(
+    app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]
+) -> None:
+    """Hide the colon of a property's first sentence from napoleon, which reads a type before it."""
+    if what == "property" and lines:
+        lines[0] = lines[0].replace(": ", ":: ", 1)
 
 
 def skip_foreign(
@@ -90,7 +100,7 @@ def unlink_builtins(app: Sphinx, doctree: nodes.document) -> None:
     """Leave Python's own names in signatures alone: `bool` is not ``meshard.numpy.bool``."""
     for link in list(doctree.findall(addnodes.pending_xref)):
         if link.get("refdomain") == "py" and hasattr(builtins, link["reftarget"]):
-            link.replace_self(link.children)
+            link.replace_self(nodes.Text(link["reftarget"]))
 
 
 def absent_names(env: BuildEnvironment) -> list[str]:
@@ -119,7 +129,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("door", Door)
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-skip-member", skip_foreign)
-    app.connect("autodoc-process-docstring", link_docstring)
+    app.connect("autodoc-process-docstring", keep_colon, priority=400)  # napoleon's is 500
+    app.connect("autodoc-process-docstring", link_docstring, priority=600)
     app.connect("doctree-read", unlink_builtins)
     app.connect("env-check-consistency", check_inventory)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

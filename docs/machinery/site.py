@@ -7,18 +7,22 @@ is loaded from other servers.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 from machinery import reference
-from meshard._version import REPOSITORY
+from meshard import errors
+from meshard._version import DOCS, REPOSITORY
 from meshard.debug import sharding_svg
 from meshard.plan.captions import PALETTE
 from meshard.plan.show.page import Markup, element
@@ -129,8 +133,26 @@ def source_of(page: str) -> str | None:
     return reference.source_of(page)
 
 
+def check_sections(app: Sphinx, fault: Exception | None) -> None:
+    """Warn of errors whose messages lead to a section that the page of errors does not have."""
+    page = Path(app.outdir) / "errors.html"
+    if fault is None and page.exists():
+        found = set(re.findall(r'id="([\w-]+)"', page.read_text(encoding="utf-8")))
+        for slug in sorted({*slugs()} - found):
+            logging.getLogger(__name__).warning("errors.html has no section %s", slug)
+
+
+def slugs() -> Iterator[str]:
+    """Yield the sections that messages of errors lead to."""
+    for kind in vars(errors).values():
+        address, _, slug = str(getattr(kind, "_section", "")).partition("#")
+        if address == f"{DOCS}/errors.html":
+            yield slug
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the frame to a build."""
     app.connect("builder-inited", make_pictures)
     app.connect("html-page-context", tell)
+    app.connect("build-finished", check_sections)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

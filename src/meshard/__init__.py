@@ -81,21 +81,10 @@ from meshard.runtime.moving.process_local import (
 from meshard.runtime.moving.structs import ShapeDtypeStruct as ShapeDtypeStruct, typeof as typeof
 
 # Names that users may look for but that do not exist, and what to use instead.
-_NO_DERIVATIVES = (
-    "there is no automatic differentiation. Write the derivative out, as examples/regression.py "
-    "does, or take it in JAX: meshard.interop.jax passes arrays both ways"
-)
 _ONE_TYPE = "there is one type, Array; its sharding says the rest"
 _ABSENT: dict[str, str] = {
-    "grad": _NO_DERIVATIVES,
-    "value_and_grad": _NO_DERIVATIVES,
-    "vjp": _NO_DERIVATIVES,
-    "jvp": _NO_DERIVATIVES,
-    "jacfwd": _NO_DERIVATIVES,
-    "jacrev": _NO_DERIVATIVES,
-    "hessian": _NO_DERIVATIVES,
-    "vmap": "use operations on arrays with one more dim, or lax.map",
     "pmap": "use shard_map, over a mesh with one axis",
+    "tree_map": "it is meshard.tree.map",
     "DeviceArray": _ONE_TYPE,
     "ShardedDeviceArray": _ONE_TYPE,
     "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
@@ -125,6 +114,26 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.jit.explain import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
     from meshard.transforms.shard_map import shard_map as shard_map
+    from meshard.transforms.batching.vmap import vmap as vmap
+    from meshard.transforms.derivatives.arguments import float0 as float0
+    from meshard.transforms.derivatives.checkpoint import remat as remat
+    from meshard.transforms.derivatives.custom import (
+        custom_jvp as custom_jvp,
+        custom_vjp as custom_vjp,
+    )
+    from meshard.transforms.derivatives.functions import (
+        grad as grad,
+        jvp as jvp,
+        value_and_grad as value_and_grad,
+        vjp as vjp,
+    )
+    from meshard.transforms.derivatives.jacobians import (
+        hessian as hessian,
+        jacfwd as jacfwd,
+        jacrev as jacrev,
+        linear_transpose as linear_transpose,
+        linearize as linearize,
+    )
     from meshard.transforms.tracing.abstract import eval_shape as eval_shape
 else:
     __all__, __dir__, __getattr__ = _door(
@@ -152,6 +161,20 @@ else:
             "meshard.testing",
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",
+            "meshard.transforms.batching.vmap:vmap",
+            "meshard.transforms.derivatives.arguments:float0",
+            "meshard.transforms.derivatives.checkpoint:remat",
+            "meshard.transforms.derivatives.custom:custom_jvp",
+            "meshard.transforms.derivatives.custom:custom_vjp",
+            "meshard.transforms.derivatives.functions:grad",
+            "meshard.transforms.derivatives.functions:jvp",
+            "meshard.transforms.derivatives.functions:value_and_grad",
+            "meshard.transforms.derivatives.functions:vjp",
+            "meshard.transforms.derivatives.jacobians:hessian",
+            "meshard.transforms.derivatives.jacobians:jacfwd",
+            "meshard.transforms.derivatives.jacobians:jacrev",
+            "meshard.transforms.derivatives.jacobians:linear_transpose",
+            "meshard.transforms.derivatives.jacobians:linearize",
             "meshard.transforms.tracing.abstract:eval_shape",
             "meshard.typing",
         ),

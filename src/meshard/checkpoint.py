@@ -1,5 +1,19 @@
-"""Arrays in files: checkpoints that load into any layout, and other formats."""
+"""Arrays in files: checkpoints that load into any layout, and other formats.
 
+>>> import meshard, meshard.numpy as mnp, tempfile
+>>> from meshard import NamedSharding, P, checkpoint
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> w = mnp.ones((8, 4), device=NamedSharding(mesh, P("x")))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     handle = checkpoint.save(folder + "/model", {"w": w, "epoch": 3})
+...     tree = checkpoint.load(folder + "/model", NamedSharding(mesh, P(None, "y")))
+>>> tree["w"].sharding.spec, tree["epoch"]
+(P(None, 'y'), 3)
+"""
+
+import sys as _sys
+import types as _types
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
@@ -50,3 +64,15 @@ from meshard.weights.maps.keymap import (
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)
+
+
+class _Callable(_types.ModuleType):
+    """This module, which can be called as JAX's function of its name, `meshard.remat`."""
+
+    def __call__(self, *args: _typing.Any, **kwargs: _typing.Any) -> _typing.Any:
+        from meshard.transforms.derivatives.checkpoint import remat
+
+        return remat(*args, **kwargs)
+
+
+_sys.modules[__name__].__class__ = _Callable

@@ -1,4 +1,27 @@
-"""Inspection: how arrays are laid out on devices, what moves between them, and when."""
+"""How arrays are laid out on devices, what moves between them, and when.
+
+>>> import meshard, meshard.numpy as mnp
+>>> from meshard import debug
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> x = mnp.ones((8, 4), device=meshard.NamedSharding(mesh, meshard.P("x", "y")))
+>>> debug.visualize_array_sharding(x)
+float64[8,4]  P('x', 'y') over Mesh('x': 4, 'y': 2)  8 blocks of [2,2]
+  0       2       4
+0 ┌───────┬───────┐
+  │ CPU 0 │ CPU 1 │
+2 ├───────┼───────┤
+  │ CPU 2 │ CPU 3 │
+4 ├───────┼───────┤
+  │ CPU 4 │ CPU 5 │
+6 ├───────┼───────┤
+  │ CPU 6 │ CPU 7 │
+8 └───────┴───────┘
+>>> with debug.ledger() as log:
+...     total = x.sum(axis=0)
+>>> log.total_bytes
+192
+"""
 
 import typing as _typing
 

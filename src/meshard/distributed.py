@@ -1,4 +1,12 @@
-"""Programs of several processes: started by ``mpiexec`` or ``meshard run``, joined at first use."""
+"""Programs of several processes: started by ``mpiexec`` or ``meshard run``, joined at first use.
+
+There is usually nothing to call: the first use of meshard joins the processes.
+
+>>> import meshard
+>>> meshard.distributed.initialize()
+>>> meshard.process_index(), meshard.process_count()  # in a program that runs alone
+(0, 1)
+"""
 
 import typing as _typing
 

@@ -12,7 +12,8 @@ import meshard.algebra.world
 import meshard.compat.settings
 import meshard.ops.fused.compilers
 import meshard.runtime.settings  # noqa: F401  (these modules register settings)
+from meshard.algebra.boundary import bounded
 from meshard.settings import config as config
 from meshard.settings import set_from
 
-set_from(os.environ)
+bounded(set_from)(os.environ)

@@ -246,8 +246,10 @@ class DataLoss(MeshardError, RuntimeError, explained=True):
         by_name: Mapping[str, Sequence[object]] | None = None,
     ) -> None:
         super().__init__(message)
-        self.boxes = tuple(boxes)
-        self.by_name = {name: tuple(parts) for name, parts in (by_name or {}).items()}
+        self.boxes: tuple[object, ...] = tuple(boxes)
+        self.by_name: dict[str, tuple[object, ...]] = {
+            name: tuple(parts) for name, parts in (by_name or {}).items()
+        }
 
 
 class AllocationError(MeshardError, MemoryError, RuntimeError, explained=True):
@@ -299,7 +301,7 @@ class ProcessLostError(TransportError, explained=True):
         when: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.processes = tuple(processes)
+        self.processes: tuple[int, ...] = tuple(processes)
         self.operation = operation
         self.step = step
         self.line = line

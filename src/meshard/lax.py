@@ -1,7 +1,20 @@
 """Operations with the names of ``jax.lax``, on arrays that are spread over devices.
 
 JAX's functions require operands of one dtype and mostly of one shape; these promote dtypes and
-broadcast as NumPy does. Results are laid out as computation follows sharding.
+broadcast as NumPy does. Results are laid out as their operands are. Collectives such as `psum`
+run in the bodies of `shard_map`; control flow such as `scan` runs anywhere.
+
+>>> import meshard, meshard.numpy as mnp
+>>> from meshard import P, lax
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4,), ("i",))
+>>> def centred(tile):
+...     return tile - lax.pmean(tile, "i")
+>>> f = meshard.shard_map(centred, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+>>> f(mnp.asarray([1.0, 2.0, 3.0, 6.0])).tolist()
+[-2.0, -1.0, 0.0, 3.0]
+>>> lax.fori_loop(0, 3, lambda i, x: x * 2, mnp.asarray(1.0)).item()
+8.0
 """
 
 import typing as _typing

@@ -1,4 +1,17 @@
-"""Host-local values and global arrays: conversion, gathering and checks."""
+"""Host-local values and global arrays: conversion, gathering and checks.
+
+>>> import meshard, numpy as np
+>>> from meshard import multihost_utils
+>>> from meshard.testing import simulate
+>>> def program():
+...     rank = meshard.process_index()
+...     return (
+...         multihost_utils.process_allgather(np.asarray(rank)).tolist(),
+...         int(multihost_utils.broadcast_one_to_all(np.asarray(100 + rank))),
+...     )
+>>> simulate(2, 1, program)
+[([0, 1], 100), ([0, 1], 100)]
+"""
 
 import typing as _typing
 

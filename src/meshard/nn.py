@@ -1,4 +1,14 @@
-"""Functions of neural networks, which keep the sharding."""
+"""Functions of neural networks, which keep the sharding.
+
+>>> import meshard, meshard.numpy as mnp
+>>> from meshard import nn
+>>> meshard.config.update("num_devices", 8)
+>>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("batch",)), meshard.P("batch"))
+>>> scores = mnp.zeros((16, 4), device=rows)
+>>> p = nn.softmax(scores)
+>>> p.sharding.spec, p[0].tolist()
+(P('batch',), [0.25, 0.25, 0.25, 0.25])
+"""
 
 import typing as _typing
 

@@ -63,5 +63,15 @@ from meshard.ops.random.uniform import normal as normal
 from meshard.ops.random.uniform import randint as randint
 from meshard.ops.random.uniform import uniform as uniform
 
+# Names that users may look for but that do not exist, and what to use instead.
+_NO_STATE = "there is no state: make a key with random.key(seed), and pass it to each function"
+_ABSENT = {
+    "seed": _NO_STATE,
+    "default_rng": _NO_STATE,
+    "RandomState": _NO_STATE,
+    "rand": "use random.uniform(key, shape)",
+    "randn": "use random.normal(key, shape)",
+}
+
 if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
+    __all__, __dir__, __getattr__ = _door(__name__, advice=_ABSENT)

@@ -1,4 +1,18 @@
-"""Resharding between any layouts, plans of its cost, and the reference's names."""
+"""Moving arrays between any layouts, and plans that say beforehand what that costs.
+
+>>> import meshard, meshard.numpy as mnp
+>>> from meshard import NamedSharding, P
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> x = mnp.ones((8, 8), device=NamedSharding(mesh, P("x", "y")))
+>>> plan = meshard.plan_reshard(x, NamedSharding(mesh, P("y", "x")))
+>>> plan.bytes_moved == plan.lower_bound_bytes, plan.bytes_moved
+(True, 384)
+>>> plan.run(x).sharding.spec
+P('y', 'x')
+
+The names with ``intermediate`` follow the rules of another library, the reference.
+"""
 
 import typing as _typing
 

@@ -119,6 +119,12 @@ class Config:
         Raises:
             ConfigError: if there is no such setting, or ``num_devices`` comes after first use.
             ArgumentError: if the value is not one that the setting can have.
+
+        >>> import meshard
+        >>> meshard.config.update("default_float", "float32")
+        >>> meshard.numpy.ones(2).dtype
+        dtype('float32')
+        >>> meshard.config.update("default_float", "float64")
         """
         setting = _setting_of(name)
         if setting.at_start:
@@ -135,6 +141,10 @@ class Config:
 
         Raises:
             ConfigError: if there is no such setting.
+
+        >>> import meshard
+        >>> meshard.config.read("default_float")
+        'float64'
         """
         setting = _setting_of(name)
         return setting.value if setting.read is None else setting.read()

@@ -1,4 +1,17 @@
-"""How arrays are laid out on devices: meshes, specs and shardings."""
+"""How arrays are laid out on devices: meshes, specs and shardings.
+
+A `Mesh` is a grid of devices whose directions, the axes, have names. A `PartitionSpec`, `P` for
+short, says for each dim of an array which axes split it. A `NamedSharding` is both together, and
+knows where every element of an array of any shape is.
+
+>>> import meshard
+>>> from meshard.sharding import Mesh, NamedSharding, P
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> tiles = NamedSharding(mesh, P("x", "y"))
+>>> tiles.shard_shape((8, 6)), tiles.devices_indices_map((8, 6))[meshard.devices()[3]]
+((2, 3), (slice(2, 4, None), slice(3, 6, None)))
+"""
 
 import typing as _typing
 

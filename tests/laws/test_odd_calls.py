@@ -82,6 +82,8 @@ NOT_CALLED = {
     "meshard.checkpoint.StorageError": "an error",
     "meshard.elastic.Block": "a record: a block of surviving begins with it",
     "meshard.elastic.Feed": "subscribe makes it",
+    "meshard.elastic.FeedPlan": "a record: a feed's plan is one",
+    "meshard.elastic.FeedPlan.slabs": "what feeds call",
     "meshard.elastic.LossSimulation": "a record: simulate_loss returns it",
     "meshard.elastic.ProcessLostError": "an error",
     "meshard.elastic.ProtectPlan": "a record: plan_protect returns it",
@@ -596,6 +598,9 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "meshard.P": lambda: P("x", None),
     "meshard.ShapeDtypeStruct": lambda: meshard.ShapeDtypeStruct((8, 4), "float32"),
     "meshard.Shard": lambda: array().addressable_shards[0],
+    "meshard.checkpoint.Conversion": lambda: meshard.checkpoint.convert(
+        saved_arrays(), "converted", dry_run=True
+    ),
     "meshard.checkpoint.KeyMap": key_map,
     "meshard.checkpoint.LoadPlan": lambda: meshard.checkpoint.plan_load(saved()),
     "meshard.checkpoint.Mapped": lambda: key_map().apply(shapes()),
@@ -616,6 +621,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
     "meshard.debug.Timer": meshard.debug.timer,
     "meshard.elastic.Block": lambda: elastic.surviving().__enter__(),
     "meshard.elastic.Feed": feed,
+    "meshard.elastic.FeedPlan": lambda: feed().plan,
     "meshard.elastic.LossSimulation": lambda: elastic.simulate_loss(structs(), whole_rows, 1),
     "meshard.elastic.ProtectPlan": lambda: elastic.plan_protect(tree()),
     "meshard.elastic.Protected": protected,

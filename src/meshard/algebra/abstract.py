@@ -65,6 +65,20 @@ class Sharding(HasPage, ABC):
         mesh: the mesh. Only a `NamedSharding` has one; other shardings do not have the attribute.
             It is declared here for programs that know theirs and write ``x.sharding.mesh``.
         spec: the mesh axes that each dim is split over; likewise.
+
+    >>> import meshard, numpy as np
+    >>> from meshard.sharding import Sharding
+    >>> meshard.config.update("num_devices", 8)
+    >>> class Halves(Sharding):
+    ...     device_set = frozenset(meshard.devices()[:2])
+    ...
+    ...     def devices_indices_map(self, global_shape):
+    ...         first, second = meshard.devices()[:2]
+    ...         middle = global_shape[0] // 2
+    ...         return {first: (slice(0, middle),), second: (slice(middle, None),)}
+    >>> x = meshard.device_put(np.arange(5), Halves())
+    >>> [shard.data.tolist() for shard in x.addressable_shards]
+    [[0, 1], [2, 3, 4]]
     """
 
     mesh: Mesh

@@ -203,6 +203,13 @@ def integer_of(
     return found
 
 
+def _whole_floats(sizes: object) -> str:
+    """Return what to write where sizes are floats that `/` has made."""
+    given = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
+    whole = any(isinstance(n, float) and n.is_integer() for n in given)
+    return " Divide integers by //, not by /." if whole else ""
+
+
 def count_of(
     value: object,
     what: str,
@@ -324,6 +331,7 @@ def shape_of(
         return ShapeError(
             f"{what}: {which}{described(value)} is not a shape: sizes must be "
             f"{'integers' if inferred else 'non-negative integers'} of at most 63 bits."
+            f"{_whole_floats(value)}"
         )
 
     given: Iterable[Any] = (value,)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn, final
+from warnings import warn
 
 from meshard.algebra.boundary import bound_all, bounded
 from meshard.errors import did_you_mean, likeness, nearest
@@ -150,6 +151,7 @@ def door(
     late: Iterable[str] = (),
     advice: Mapping[str, str] | None = None,
     reference: str | None = None,
+    renamed: Mapping[str, tuple[str, str]] | None = None,
 ) -> tuple[list[str], Callable[[], list[str]], Callable[[str], object]]:
     """Return the ``__all__``, ``__dir__`` and ``__getattr__`` of a door that calls this at its end.
 
@@ -164,7 +166,10 @@ def door(
             names in modules, such as ``"meshard.transforms.shard_map:shard_map"``.
         advice: as of `absent`.
         reference: as of `absent`.
+        renamed: for deprecated names the names that replace them, and the versions of meshard that
+            remove them. They are not listed, and warn each time that they are asked for.
     """
+    old = renamed or {}
     found = vars(sys.modules[module])
     sources = {entry.replace(":", ".").rpartition(".")[2]: entry for entry in late}
     listed = {name for name, value in found.items() if name[0] != "_" and _is_listed(value)}
@@ -174,6 +179,11 @@ def door(
     missing = absent(module, advice, reference, doors)
 
     def load(name: str) -> object:
+        if name in old:
+            new, until = old[name]
+            told = f"{module}.{name} is now {module}.{new}; meshard {until} removes the old name."
+            warn(told, DeprecationWarning, stacklevel=2)
+            return getattr(sys.modules[module], new)
         if name not in sources:
             missing(name)
         source, _, inside = sources[name].partition(":")

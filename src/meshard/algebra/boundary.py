@@ -17,9 +17,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, lru_cache, wraps
 from inspect import get_annotations
-from types import CodeType, FunctionType, MethodType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import ParamSpec, TypeVar, final
 
 from meshard.errors import MeshardError
@@ -39,6 +39,7 @@ _BELOW = frozenset(
     )
 ) - {"__main__"}
 """Packages whose frames are internal where the library has called them."""
+_WRONG_CALL = re.compile(r"\(\) (got|takes|missing) ")
 _INSIDE = "Raised inside meshard; MESHARD_TRACEBACK=full shows where."
 
 
@@ -52,23 +53,35 @@ def users_frames(trace: TracebackType | None) -> TracebackType | None:
 
     Frames of packages that the library has called go too, but not those that the user has called.
     """
-    nodes: list[tuple[TracebackType, bool]] = []
-    inside = False
+    nodes: list[TracebackType] = []
+    inside = cut = False
     while trace is not None:
-        module = trace.tb_frame.f_globals.get("__name__") or ""
-        inside = is_library(module) or (inside and module.partition(".")[0] in _BELOW)
-        nodes.append((trace, inside))
-        trace = trace.tb_next
-    kept: TracebackType | None = None
-    whole = True  # whether all behind this place is kept, and can be as it is
-    for node, inside in reversed(nodes):
+        belongs = _belongs(trace.tb_frame)
+        inside = belongs == "library" or (inside and belongs == "packages")
         if inside:
-            whole = False
-        elif whole:
-            kept = node
+            cut = True
         else:
-            kept = TracebackType(kept, node.tb_frame, node.tb_lasti, node.tb_lineno)
+            nodes.append(trace)
+        trace = trace.tb_next
+    if not cut:
+        return nodes[0] if nodes else None
+    kept: TracebackType | None = None
+    for node in reversed(nodes):  # others may hold these: they are not changed
+        kept = TracebackType(kept, node.tb_frame, node.tb_lasti, node.tb_lineno)
     return kept
+
+
+def _belongs(frame: FrameType) -> str:
+    """Return whose frame it is: the library's, another package's that it may call, or users'."""
+    name = frame.f_globals.get("__name__")
+    return _whose(name) if isinstance(name, str) else "users"
+
+
+@lru_cache(4096)
+def _whose(module: str) -> str:
+    if is_library(module):
+        return "library"
+    return "packages" if module.partition(".")[0] in _BELOW else "users"
 
 
 def shorten(error: BaseException) -> None:
@@ -78,6 +91,14 @@ def shorten(error: BaseException) -> None:
     """
     if TRACEBACK.value == "full":
         return
+    _explain_fault(error)
+    if (
+        error.__context__ is None
+        and error.__cause__ is None
+        and not isinstance(error, BaseExceptionGroup)
+    ):
+        error.__traceback__ = users_frames(error.__traceback__)
+        return
     seen: set[int] = set()
     todo = [error]
     while todo:
@@ -85,33 +106,38 @@ def shorten(error: BaseException) -> None:
         if id(error) in seen:
             continue
         seen.add(id(error))
-        _explain_fault(error)
+        if isinstance(error, MeshardError):
+            _forget_answered(error)
         error.__traceback__ = users_frames(error.__traceback__)
-        cause, context = error.__cause__, error.__context__
-        if cause is not None:
-            todo.append(cause)
-        if context is not None and not error.__suppress_context__:
-            if isinstance(error, MeshardError):
-                context = _answered(error)
-            if context is not None:
-                todo.append(context)
+        follows = error.__cause__
+        if follows is None and not error.__suppress_context__:
+            follows = error.__context__
+        if follows is not None:
+            todo.append(follows)
         if isinstance(error, BaseExceptionGroup):
             todo.extend(error.exceptions)
 
 
-def _answered(error: BaseException) -> BaseException | None:
-    """Let an error follow what the user's code was handling, past what the library has caught."""
+def _forget_answered(error: BaseException) -> None:
+    """Let an error follow what the user's code was handling, past what the library has caught.
+
+    What is passed is still its ``__context__``, unless something of the user's comes before that.
+    """
+    if error.__cause__ is not None:
+        if users_frames(error.__cause__.__traceback__) is not None:
+            return
+        error.__cause__ = None
+    elif error.__suppress_context__:
+        return
     context, passed = error.__context__, {id(error)}
     while context is not None and users_frames(context.__traceback__) is None:
         passed.add(id(context))
         context = context.__context__
         if id(context) in passed:
             context = None
-    if context is None:
-        error.__suppress_context__ = True
-    else:
+    error.__suppress_context__ = context is None
+    if context is not None:
         error.__context__ = context
-    return context
 
 
 def _explain_fault(error: BaseException) -> None:
@@ -119,11 +145,13 @@ def _explain_fault(error: BaseException) -> None:
     trace = error.__traceback__
     if trace is None or isinstance(error, (MeshardError, AttributeError, Warning, StopIteration)):
         return
+    if isinstance(error, TypeError) and _WRONG_CALL.search(str(error)):
+        return  # a wrapper has passed on what the user has written
     while trace.tb_next is not None:
         trace = trace.tb_next
-    raised_by = trace.tb_frame.f_globals.get("__name__") or ""
     told = getattr(error, "__notes__", ())
-    if isinstance(error, Exception) and is_library(raised_by) and _INSIDE not in told:
+    ours = _belongs(trace.tb_frame) == "library"
+    if ours and isinstance(error, Exception) and _INSIDE not in told:
         error.add_note(_INSIDE)
 
 
@@ -201,13 +229,16 @@ def _entries(table: bytes) -> Iterator[_Entry]:
 
 
 @cache
-def _number(number: int, first: int = 0) -> bytes:
-    """Return one number of an exception table; the first one of a line is marked."""
-    digits = [number & 0x3F]
-    while number := number >> 6:
-        digits.append(0x40 | number & 0x3F)
-    digits[-1] |= first
-    return bytes(reversed(digits))
+def _line(entry: _Entry) -> bytes:
+    """Return a line of an exception table; its first byte is marked."""
+    line = bytearray()
+    for number in entry:
+        digits = [number & 0x3F]
+        while number := number >> 6:
+            digits.append(0x40 | number & 0x3F)
+        line += bytes(reversed(digits))
+    line[0] |= 0x80
+    return bytes(line)
 
 
 def _with_handler(handler: _Handler, code: CodeType) -> CodeType:
@@ -215,25 +246,19 @@ def _with_handler(handler: _Handler, code: CodeType) -> CodeType:
     body = code.co_code
     end = len(body) // _UNIT
     more, lines, guarded = handler.calling(len(code.co_consts))
-    entries: list[_Entry] = []
-    at = 0
-    for entry in _entries(code.co_exceptiontable):
+    table, at = b"", 0
+    for entry in _entries(code.co_exceptiontable) if code.co_exceptiontable else ():
         if entry[0] > at:
-            entries.append((at, entry[0] - at, end, 0))
-        entries.append(entry)
+            table += _line((at, entry[0] - at, end, 0))
+        table += _line(entry)
         at = entry[0] + entry[1]
     if end > at:
-        entries.append((at, end - at, end, 0))
-    cleanup = end + guarded + handler.distance
-    entries.append((end, guarded, cleanup, handler.depth))
-    table = [
-        _number(start, 0x80) + _number(size) + _number(target) + _number(depth)
-        for start, size, target, depth in entries
-    ]
+        table += _line((at, end - at, end, 0))
+    table += _line((end, guarded, end + guarded + handler.distance, handler.depth))
     return code.replace(
         co_code=body + more,
         co_consts=(*code.co_consts, _leave),
-        co_exceptiontable=b"".join(table),
+        co_exceptiontable=table,
         co_linetable=code.co_linetable + lines,
         co_stacksize=max(code.co_stacksize, handler.stack),
     )
@@ -278,18 +303,24 @@ def bound_all(values: Iterable[object]) -> None:
     the functions, return by their annotations.
     """
     todo = list(values)
+    seen: set[tuple[str, object]] = set()
     while todo:
         value = todo.pop()
-        if isinstance(value, type):
+        if isinstance(value, FunctionType):
+            if is_library(value.__module__ or ""):
+                _bound(value)
+                named = value.__module__, value.__annotations__.get("return")
+                if named not in seen:
+                    seen.add(named)
+                    todo.extend(_named(*named))
+        elif isinstance(value, type):
             if value not in _known and is_library(value.__module__):
                 _known.add(value)
                 todo.extend((type(value), *value.__mro__[1:], *_members(value)))
-                todo.extend(_named(get_annotations(value).values(), value))
+                for annotation in get_annotations(value).values():
+                    todo.extend(_named(value.__module__, annotation))
         elif isinstance(value, MethodType):
             todo.append(value.__func__)
-        elif isinstance(value, FunctionType) and is_library(value.__module__ or ""):
-            _bound(value)
-            todo.extend(_named((value.__annotations__.get("return"),), value))
 
 
 def _members(kind: type) -> Iterator[object]:
@@ -307,12 +338,11 @@ def _members(kind: type) -> Iterator[object]:
             yield value
 
 
-def _named(annotations: Iterable[object], owner: type | FunctionType) -> Iterator[object]:
-    """Yield the classes that annotations name, where their module knows them when it runs."""
-    module = sys.modules.get(owner.__module__)
-    found = vars(module) if module else {}
-    for annotation in annotations:
-        for name in _NAME.findall(annotation) if isinstance(annotation, str) else ():
+def _named(module: str, annotation: object) -> Iterator[type]:
+    """Yield the classes that an annotation names, where its module knows them when it runs."""
+    if isinstance(annotation, str) and module in sys.modules:
+        found = vars(sys.modules[module])
+        for name in _NAME.findall(annotation):
             value = found.get(name)
             if isinstance(value, type):
                 yield value

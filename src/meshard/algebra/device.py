@@ -36,10 +36,10 @@ class Device:
     def __init__(
         self, id: int, process_index: int = 0, platform: str = "cpu", device_kind: str = "cpu"
     ) -> None:
-        self.id = count_of(id, "Device", "id", most=_MOST_ID)
-        self.process_index = count_of(process_index, "Device", "process_index", most=_MOST_ID)
-        self.platform = text_of(platform, "Device", "platform")
-        self.device_kind = text_of(device_kind, "Device", "device_kind")
+        self.id: int = count_of(id, "Device", "id", most=_MOST_ID)
+        self.process_index: int = count_of(process_index, "Device", "process_index", most=_MOST_ID)
+        self.platform: str = text_of(platform, "Device", "platform")
+        self.device_kind: str = text_of(device_kind, "Device", "device_kind")
         self._hash = hash((self.platform, self.id, self.process_index))
 
     def __eq__(self, other: object) -> bool:

@@ -110,7 +110,7 @@ class Layout(HasDrawing):
         self._cuts = tuple(
             [c if isinstance(c, tuple) or len(c) > _MANY else listed_cuts(c) for c in cuts]
         )
-        self.regular = tensor is not None
+        self.regular: bool = tensor is not None
         self._boxes = boxes
         self._box_holders = box_holders
         if tensor is None:

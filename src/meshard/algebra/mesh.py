@@ -337,6 +337,11 @@ def make_mesh(
             f"{what}: axis_shapes is {axis_shapes!r}; give a tuple, with one size per axis, such "
             f"as ({axis_shapes},)."
         )
+    if isinstance(axis_shapes, (tuple, list)) and any(isinstance(n, str) for n in axis_shapes):
+        raise ArgumentError(
+            f"{what}: axis_shapes {axis_shapes!r} holds names; the sizes come first, and then the "
+            f"names: make_mesh({shown(axis_names)}, {shown(axis_shapes)})."
+        )
     sizes = shape_of(axis_shapes, what, "axis_shapes")
     names = names_of(axis_names, what, "axis_names")
     if len(sizes) != len(names):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from meshard.algebra.arguments import path_of
+from meshard.algebra.arguments import choice_of, path_of
 
 
 class Picture(Protocol):
@@ -21,8 +21,8 @@ class Picture(Protocol):
     def fragment(self) -> str:
         """Return one element for a notebook."""
 
-    def svg(self) -> str:
-        """Return the drawing."""
+    def svg(self, theme: str | None) -> str:
+        """Return the drawing, in the colours of a theme or in those of the page."""
 
     def write(self, path: Path, text: str, what: str) -> None:
         """Write a file, all of it or nothing."""
@@ -83,16 +83,27 @@ class HasDrawing(HasPage):
 
     __slots__ = ()
 
-    def to_svg(self) -> str:
+    def to_svg(self, *, theme: str | None = None) -> str:
         """Return the drawing as one ``<svg>`` element, in one piece.
 
-        It is light or dark as the page says that it is put into, and where none says, as the
-        reader's system is.
-        """
-        return picture_of(self).svg()
+        Args:
+            theme: ``"light"`` or ``"dark"``; None for what the page says that it is put into, or
+                where none says, for what the reader's system is.
 
-    def save_svg(self, path: str | Path) -> Path:
+        Raises:
+            ArgumentError: if there is no such theme.
+        """
+        what = f"{type(self).__name__}.to_svg"
+        if theme is not None:
+            choice_of(theme, ("light", "dark"), what, "theme")
+        return picture_of(self).svg(theme)
+
+    def save_svg(self, path: str | Path, *, theme: str | None = None) -> Path:
         """Write the drawing of `to_svg` to a file.
+
+        Args:
+            path: the file.
+            theme: as of `to_svg`; a file that is shown as an image knows no page around it.
 
         Returns:
             The path written.
@@ -103,5 +114,5 @@ class HasDrawing(HasPage):
         """
         what = f"{type(self).__name__}.save_svg"
         target = path_of(path, what)
-        picture_of(self).write(target, self.to_svg(), what)
+        picture_of(self).write(target, self.to_svg(theme=theme), what)
         return target

@@ -321,7 +321,9 @@ def _check_mesh_and_spec(mesh: object, spec: object) -> None:
         advice = "Make one with meshard.make_mesh."
         raise ShardingError(refusal(what, "mesh", "a Mesh", mesh, advice))
     if not isinstance(spec, PartitionSpec):
-        advice = "Write P(...) around its entries."
+        entries = spec if isinstance(spec, (tuple, list)) else (spec,)
+        known = all(e is None or isinstance(e, (str, tuple)) for e in entries)
+        advice = f"Write P({', '.join(map(repr, entries)) if known else '...'})."
         raise ShardingError(refusal(what, "spec", "a PartitionSpec", spec, advice))
 
 

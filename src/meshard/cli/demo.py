@@ -272,7 +272,7 @@ def _read(out: Console, weights: Weights, mesh: Mesh) -> dict[str, meshard.Array
     sharding = NamedSharding(mesh, PartitionSpec("fsdp"), uneven="balanced")
     pieces: list[int] = []
     params = {}
-    with telling(None, "reading", first=meshard.process_index() == 0) as tell:
+    with telling(None, "reading", world=here()) as tell:
         told = adding(tell, weights.nbytes)
         for name, (shape, dtype) in weights.tensors.items():
 
@@ -339,7 +339,7 @@ def _reshard(
     moved: dict[str, meshard.Array] = {}
     moves = []
     whole = sum(array.nbytes for array in params.values())
-    with telling(None, "resharding", first=meshard.process_index() == 0) as tell:
+    with telling(None, "resharding", world=here()) as tell:
         told = adding(tell, whole)
         for group, names in groups.items():
             tree = {name: params[name] for name in names}
@@ -367,11 +367,11 @@ def _reshard(
             if told is not None:
                 told(nbytes)
     show.bytes_table(out, moves)
-    here = "this one process" if meshard.process_count() == 1 else "each process"
+    owner = "this one process" if meshard.process_count() == 1 else "each process"
     show.tell(
         out,
         "moved: what the devices receive, as if each had a memory of its own; in "
-        f"{here} they share blocks. time: one move, planned beforehand",
+        f"{owner} they share blocks. time: one move, planned beforehand",
         "dim",
     )
     return moved

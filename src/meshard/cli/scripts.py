@@ -20,7 +20,7 @@ from typing import TextIO, final
 import click
 
 from meshard.cli.errors import DONE, FAILED, CommandError
-from meshard.plan.show.terminal import has_colors
+from meshard.plan.show.terminal import columns, has_colors
 from meshard.runtime.simulated import simulate
 
 _process: ContextVar[int | None] = ContextVar("meshard_process", default=None)
@@ -165,6 +165,12 @@ class _Prefixed(io.TextIOBase):
         self._stream, self._lock = stream, lock
         self._width = len(str(processes - 1))
         self._started: dict[int | None, str] = {}
+
+    @property
+    def columns(self) -> int | None:
+        """The columns that the numbers leave."""
+        whole = columns(self._stream)
+        return None if whole is None else whole - self._width - 2
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -422,6 +422,11 @@ def initialize(
 
     Raises:
         ConfigError: if the arguments do not match the job.
+
+    >>> import meshard
+    >>> meshard.distributed.initialize()
+    >>> meshard.process_count()  # in a program that was started alone
+    1
     """
     world = current()
     for name, given, found in (
@@ -437,12 +442,22 @@ def initialize(
 
 
 def is_initialized() -> bool:
-    """Return whether this process has joined others, or is known to be the only one."""
+    """Return whether this process has joined others, or is known to be the only one.
+
+    >>> import meshard
+    >>> count = meshard.device_count()  # any use joins the processes
+    >>> meshard.distributed.is_initialized()
+    True
+    """
     return known_world() is not None
 
 
 def shutdown() -> None:
-    """Wait until all processes have called this; MPI itself ends with the process."""
+    """Wait until all processes have called this; MPI itself ends with the process.
+
+    >>> import meshard
+    >>> meshard.distributed.shutdown()  # in a program that runs alone, nothing to wait for
+    """
     world = known_world()
     if isinstance(world, RuntimeWorld) and world.process_count > 1:
         everybody = world.processes

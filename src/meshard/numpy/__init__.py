@@ -1,7 +1,16 @@
 """NumPy's functions on arrays that are spread over devices.
 
-Names, arguments and numerics are NumPy's and the Array API standard's; results are laid out as
-computation follows sharding. ``device=`` of the creation functions takes a sharding.
+Names, arguments and numerics are NumPy's and the Array API standard's. Each operation runs where
+the data is, and its result is laid out as its operands are. ``device=`` of the functions that
+make arrays takes a sharding.
+
+>>> import meshard, meshard.numpy as mnp
+>>> meshard.config.update("num_devices", 8)
+>>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+>>> x = mnp.arange(32.0, device=meshard.NamedSharding(mesh, meshard.P("x"))).reshape(8, 4)
+>>> y = mnp.tanh(x) + 1
+>>> y.sharding.spec, mnp.sum(y, axis=1).sharding.spec, mnp.linalg.norm(x).item() > 0
+(P('x',), P('x',), True)
 """
 
 import typing as _typing
@@ -356,7 +365,14 @@ euler_gamma = _numpy.euler_gamma
 
 if _typing.TYPE_CHECKING:
     from meshard.numpy import fft as fft, linalg as linalg
+    from meshard.transforms.batching.vectorize import vectorize as vectorize
 else:
     __all__, __dir__, __getattr__ = _door(
-        __name__, late=("meshard.numpy.fft", "meshard.numpy.linalg"), reference="numpy"
+        __name__,
+        late=(
+            "meshard.numpy.fft",
+            "meshard.numpy.linalg",
+            "meshard.transforms.batching.vectorize:vectorize",
+        ),
+        reference="numpy",
     )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import refusal
@@ -25,6 +26,7 @@ PALETTE = (
 )
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 _MULTIPLES = {
     unit + suffix: base**power
@@ -33,17 +35,20 @@ _MULTIPLES = {
 } | {"b": 1, "": 1}
 _SPELT = 10**15
 """Larger byte counts are given in units, since their digits would be hard to read."""
+_COUNTED = 10**6
+"""Smaller byte counts have all their digits where larger ones are given in units."""
 
 
 def size_text(nbytes: int) -> str:
     """Return a number of bytes in readable units.
 
-    >>> size_text(1023), size_text(1536), size_text(5 << 40)
-    ('1,023 bytes', '1.5 KiB', '5.0 TiB')
+    >>> size_text(1023), size_text(1536), size_text((1 << 20) - 8), size_text(5 << 40)
+    ('1,023 bytes', '1.5 KiB', '1.0 MiB', '5.0 TiB')
     """
     if nbytes < 1024:
         return f"{nbytes:,} byte{'s' * (nbytes != 1)}"
-    power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
+    power = (nbytes.bit_length() - 1) // 10
+    power = min(power + (20 * nbytes >= 20479 * 1024**power), len(_UNITS))  # not 1,024.0 of a unit
     return f"{nbytes / 1024**power:,.1f} {_UNITS[power - 1]}"
 
 
@@ -77,14 +82,77 @@ def bytes_text(nbytes: int) -> str:
     return f"{nbytes:,} bytes" if nbytes < _SPELT else size_text(nbytes)
 
 
+def whole_text(nbytes: int) -> str:
+    """Return a number of bytes for a headline: all its digits if they are few, or a unit.
+
+    >>> whole_text(3_072), whole_text(17_179_869_184)
+    ('3,072 bytes', '16.0 GiB')
+    """
+    return bytes_text(nbytes) if nbytes < _COUNTED else size_text(nbytes)
+
+
+@final
+class Unit(NamedTuple):
+    """The unit of a column of numbers, so that they can be compared at a glance.
+
+    Attributes:
+        name: the unit, for the head of the column.
+        size: what one of it is.
+        digits: how many digits are shown behind the point.
+    """
+
+    name: str
+    size: float
+    digits: int
+
+    def text(self, amount: float) -> str:
+        """Return an amount without the unit; one that is too small for its digits is ``<0.1``."""
+        least = 10**-self.digits
+        # Not divided by a float: no float holds the largest amounts.
+        told = amount if self.size == 1 else amount / self.size
+        if 0 < told < least / 2:
+            return f"<{least:.{self.digits}f}"
+        return f"{told:,.{self.digits}f}"
+
+
+def size_unit(amounts: Iterable[int]) -> Unit:
+    """Return the unit of a column of byte counts: that of the largest, or bytes if all are small.
+
+    >>> unit = size_unit([5 << 40, 1 << 40, 8192])
+    >>> unit.name, unit.text(1 << 40), unit.text(8192), size_unit([8192]).text(8192)
+    ('TiB', '1.00', '<0.01', '8,192')
+    """
+    most = max(amounts, default=0)
+    if most < _COUNTED:
+        return Unit("bytes", 1, 0)
+    power = min((most.bit_length() - 1) // 10, len(_UNITS))
+    return Unit(_UNITS[power - 1], 1024**power, 1 if most >= 100 << 10 * power else 2)
+
+
+def time_unit(seconds: Iterable[float]) -> Unit:
+    """Return the unit of a column of times: that of the longest.
+
+    >>> unit = time_unit([0.25, 0.001])
+    >>> unit.name, unit.text(0.25), unit.text(1e-3), unit.text(1e-9), unit.text(0)
+    ('ms', '250.0', '1.0', '<0.1', '0.0')
+    """
+    most = max(seconds, default=0.0)
+    name, size = next((x for x in _TIMES if most >= x[1]), _TIMES[-1])
+    return Unit(name, size, 1 if most >= 100 * size else 2)
+
+
 def count_text(number: int, what: str) -> str:
     """Return a number of things in words.
 
     >>> count_text(1, "array"), count_text(1_200, "array"), count_text(2, "process")
     ('1 array', '1,200 arrays', '2 processes')
+    >>> count_text(3, "copy")
+    '3 copies'
     """
     if number == 1:
         return f"1 {what}"
+    if what.endswith("y") and what[-2] not in "aeiou":
+        return f"{number:,} {what[:-1]}ies"
     return f"{number:,} {what}es" if what.endswith("s") else f"{number:,} {what}s"
 
 
@@ -240,7 +308,6 @@ def time_text(seconds: float) -> str:
     >>> time_text(0.00123), time_text(4.56e-7), time_text(78.9), time_text(0.0)
     ('1.23 ms', '456 ns', '78.9 s', '0 ns')
     """
-    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-    unit, size = next((x for x in units if seconds >= x[1]), units[-1])
+    unit, size = next((x for x in _TIMES if seconds >= x[1]), _TIMES[-1])
     text = f"{seconds / size:.3g}"
     return f"{seconds / size:,.0f} {unit}" if "e+" in text else f"{text} {unit}"

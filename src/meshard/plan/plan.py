@@ -8,23 +8,24 @@ that every element arrives. It does not run itself: the floor above installs a r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar, cast, final
 
-from meshard.algebra.arguments import flag_of
-from meshard.errors import MeshardError
+from meshard.algebra.arguments import flag_of, shown
+from meshard.errors import ArgumentError, MeshardError, did_you_mean
+from meshard.plan.captions import count_text
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.plan_figures import PlanFigures
-from meshard.plan.figures.simulate import Simulation, simulate_many
+from meshard.plan.figures.simulate import Simulation
 from meshard.plan.figures.topology import Topology
-from meshard.plan.file.files import write_text
-from meshard.plan.file.json_form import json_text, read_json, refusing
 from meshard.plan.replay import Report, check_route
-from meshard.plan.show.plan_page import page, plan_html
-from meshard.plan.show.plan_text import plan_table
-from meshard.plan.show.progress import telling
+from meshard.plan.show.page import Markup
+from meshard.plan.show.pictured import Drawn
+from meshard.plan.views.plan_json import json_text, read_json, refusing
+from meshard.plan.views.plan_page import page_parts, page_title
+from meshard.plan.views.plan_picture import plan_picture
+from meshard.plan.views.plan_text import plan_table, why_text
 
 PlanRunner = Callable[["Plan", object], object]
 """What runs a plan on a tree of arrays."""
@@ -50,7 +51,7 @@ def install_runner(runner: PlanRunner) -> None:
 
 @final
 @dataclass(frozen=True, init=False, repr=False)
-class Plan(PlanFigures):
+class Plan(PlanFigures, Drawn):
     """What a reshard of one or more arrays will move.
 
     Args:
@@ -105,10 +106,42 @@ class Plan(PlanFigures):
         Raises:
             ArgumentError: if there is no such topology, or a device has no place in it.
         """
-        pairs = zip(self.choices, self.groups, strict=True)
-        moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
-        with telling(None, "simulating", unit="moves") as tell:
-            return simulate_many(moves, topology, together=self.batches, tell=tell)
+        return self._simulated(topology)
+
+    def why(self, group: int | str = 1) -> str:
+        """Return why some arrays go as they do: their steps, and the routes that were not taken.
+
+        Args:
+            group: the number of the arrays in the printed table, from 1 on, or the name of one.
+
+        Raises:
+            ArgumentError: if there is no such group, or no array of that name.
+
+        >>> import numpy as np
+        >>> from meshard.algebra.layout import Layout
+        >>> ids = np.arange(2).reshape(2, 1)
+        >>> a, b = (Layout((4,), ((0, n, 4),), ids) for n in (2, 3))
+        >>> print(Plan([PlanLeaf("x", a, b, 4)]).why("x").splitlines()[0])
+        Group 1: x
+        """
+        return why_text(self, self._group(group))
+
+    def _group(self, group: object) -> int:
+        """Return the number of a choice, from 0 on, that a user names."""
+        count = len(self.choices)
+        if isinstance(group, str):
+            places = {p: n for n, x in enumerate(self.leaves) for p in (x.path, *x.also) if p}
+            places |= {x.name: n for n, x in enumerate(self.leaves)}
+            if group in places:
+                return self.choice_of[places[group]]
+            meant = did_you_mean(group, places)
+            raise ArgumentError(f"Plan.why: the plan has no array named {shown(group)}.{meant}")
+        if type(group) is not int or not 0 < group <= count:
+            numbers = f"a number from 1 to {count:,}" if count else "none, since nothing moves"
+            raise ArgumentError(
+                f"Plan.why: group must be {numbers}, or the name of an array, not {shown(group)}."
+            )
+        return group - 1
 
     def run(self, x: T) -> T:
         """Move a tree of arrays as planned, without planning again.
@@ -152,19 +185,18 @@ class Plan(PlanFigures):
         read.compare(plan)
         return plan
 
-    def save_html(self, path: str | Path) -> None:
-        """Write the plan as one self-contained HTML page.
+    def _title(self) -> str:
+        return page_title(self)
 
-        Raises:
-            OSError: if the file cannot be written; an existing file then stays as it was.
-        """
-        write_text(path, page(self), "Plan.save_html")
+    def _parts(self) -> Iterator[Markup]:
+        return page_parts(self)
 
-    def _repr_html_(self) -> str:
-        return plan_html(self)
+    def _svg(self) -> Markup:
+        return plan_picture(self)
 
     def __str__(self) -> str:
         return plan_table(self)
 
     def __repr__(self) -> str:
-        return f"Plan({len(self.leaves)} arrays, {self.bytes_moved} bytes moved)"
+        arrays = count_text(len(self.leaves), "array")
+        return f"Plan({arrays}, {self.bytes_moved} bytes moved)"

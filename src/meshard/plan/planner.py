@@ -285,7 +285,8 @@ def make_plan(
     )
     plan = make_one(tuple(choices.values()))
     kept = [_within(plan, number) for number in range(len(plan.choices))]
-    return plan if all(map(operator.is_, kept, plan.choices)) else make_one(kept)
+    plan = plan if all(map(operator.is_, kept, plan.choices)) else make_one(kept)
+    return plan if options.topology is None else plan.on(options.topology)
 
 
 def _alike_together(leaves: Sequence[PlanLeaf], donate: bool) -> list[int]:

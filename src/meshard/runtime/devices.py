@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 def _platform(backend: str | None, what: str) -> None:
     if backend is not None and not is_text(backend, "cpu"):
-        raise ConfigError(f"{what}: there is no backend {shown(backend)}; use 'cpu'.")
+        raise ConfigError(
+            f"{what}: there is no backend {shown(backend)}; use 'cpu'. "
+            "meshard computes on the CPUs' cores."
+        )
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -170,6 +173,14 @@ def create_hybrid_device_mesh(
 
     Raises:
         ArgumentError: if the ranks differ, or the numbers of processes or devices do not fit.
+
+    >>> import numpy as np, meshard
+    >>> from meshard.experimental.mesh_utils import create_hybrid_device_mesh
+    >>> from meshard.testing import virtual_devices
+    >>> devices = virtual_devices(8, devices_per_process=4)  # two processes
+    >>> grid = create_hybrid_device_mesh((2, 2), (2, 1), devices)
+    >>> meshard.Mesh(grid, ("data", "model")), grid.shape
+    (Mesh('data': 4, 'model': 2), (4, 2))
     """
     what = "create_hybrid_device_mesh"
     inner = shape_of(mesh_shape, what, "mesh_shape")

@@ -89,7 +89,7 @@ class Clock:
     __slots__ = ("turn",)
 
     def __init__(self) -> None:
-        self.turn = 0
+        self.turn: int = 0
 
 
 @final
@@ -137,18 +137,18 @@ class ArrayType(Shaped):
         sharding: Sharding,
         committed: bool,
     ) -> None:
-        self.owner = owner
-        self.shape = shape
-        self.dtype = dtype
-        self.sharding = sharding
-        self.committed = committed
-        self.ndim = len(shape)
-        self.size = math.prod(shape)
+        self.owner: Clock = owner
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.sharding: Sharding = sharding
+        self.committed: bool = committed
+        self.ndim: int = len(shape)
+        self.size: int = math.prod(shape)
         layout: Layout = sharding.layout(shape)
-        self.layout = layout
+        self.layout: Layout = layout
         if processes is None:
             self.local: tuple[int, ...] = tuple(range(layout.piece_count))
-            self.addressable = True
+            self.addressable: bool = True
         else:
             self.local = tuple(
                 i
@@ -156,7 +156,7 @@ class ArrayType(Shaped):
                 if any(processes[d] == me for d in layout.holders(i))
             )
             self.addressable = all(p == me for p in processes.values())
-        self.complete = len(self.local) == layout.piece_count
+        self.complete: bool = len(self.local) == layout.piece_count
 
     @property
     def vma(self) -> frozenset[str]:

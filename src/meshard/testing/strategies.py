@@ -59,6 +59,13 @@ def meshes(devices: Sequence[Device] | None = None, max_axes: int = 4) -> st.Sea
     Args:
         devices: the devices to choose from; eight virtual devices by default.
         max_axes: the most axes, at most four.
+
+    >>> from hypothesis import given, strategies as st
+    >>> from meshard import testing
+    >>> @given(testing.meshes(max_axes=2))
+    ... def test(mesh):
+    ...     assert len(mesh.axis_names) <= 2 and mesh.size <= 8
+    >>> test()
     """
     what = "testing.meshes"
     have = _devices(devices, what)
@@ -85,6 +92,14 @@ def specs(mesh: Mesh, ndim: int) -> st.SearchStrategy[PartitionSpec]:
     Args:
         mesh: the mesh whose axes it names.
         ndim: the rank; the spec may be shorter.
+
+    >>> from hypothesis import given
+    >>> from meshard import Mesh, testing
+    >>> mesh = Mesh(testing.virtual_devices(4), "x")
+    >>> @given(testing.specs(mesh, 2))
+    ... def test(spec):
+    ...     assert len(spec) <= 2
+    >>> test()
     """
     what = "testing.specs"
     instance_of(mesh, Mesh, what, "mesh")
@@ -117,6 +132,13 @@ def shapes(
         shards: the number of shards of each dim.
         divides: whether each dim must divide; otherwise it may or may not.
         min_size: the least size of a shard, or of a dim where it need not divide.
+
+    >>> from hypothesis import given
+    >>> from meshard import testing
+    >>> @given(testing.shapes((4, 2)))
+    ... def test(shape):
+    ...     assert shape[0] % 4 == 0 and shape[1] % 2 == 0
+    >>> test()
     """
     what = "testing.shapes"
     numbers = shape_of(shards, what, "shards")
@@ -147,6 +169,13 @@ def named_shardings(
         mesh: the mesh; any by default.
         uneven: the values of ``uneven`` to choose from.
         devices: the devices of the mesh, if no mesh is given.
+
+    >>> from hypothesis import given
+    >>> from meshard import testing
+    >>> @given(testing.named_shardings(2, uneven=("balanced",)))
+    ... def test(sharding):
+    ...     assert sharding.shard_shape((7, 5)) <= (7, 5)
+    >>> test()
     """
     what = "testing.named_shardings"
     rank = count_of(ndim, what, "ndim", most=_MOST_DIMS)
@@ -181,6 +210,14 @@ def placed_shapes(
         min_size: the least size of a shard, or of a dim where it need not divide.
         uneven: the values of ``uneven`` to choose from; if it is not None, dims need not divide.
         devices: the devices of the mesh; eight virtual devices by default.
+
+    >>> from hypothesis import given
+    >>> from meshard import testing
+    >>> @given(testing.placed_shapes())
+    ... def test(placed):
+    ...     sharding, shape = placed
+    ...     assert len(sharding.devices_indices_map(shape)) == len(sharding.device_set)
+    >>> test()
     """
     what = "testing.placed_shapes"
     rank = count_of(max_ndim, what, "max_ndim", most=_MOST_DIMS)
@@ -211,6 +248,13 @@ def box_shardings(
     Args:
         shape: the shape of the arrays that it lays out.
         devices: the devices to choose from; eight virtual devices by default.
+
+    >>> from hypothesis import given
+    >>> from meshard import testing
+    >>> @given(testing.box_shardings((6, 4)))
+    ... def test(sharding):
+    ...     assert sharding.devices_indices_map((6, 4))
+    >>> test()
     """
     what = "testing.box_shardings"
     return _box_shardings(shape_of(shape, what), _devices(devices, what))

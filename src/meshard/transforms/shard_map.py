@@ -76,7 +76,7 @@ class _Leaf:
     """Stands for an array where only the tree's structure is shown."""
 
     def __repr__(self) -> str:
-        return "*"
+        return "array"
 
 
 _LEAF = _Leaf()
@@ -579,7 +579,7 @@ class _Mapped:
             raise TreeError(
                 f"shard_map of {self._name!r}: {name} must be a prefix of {told}: pytree structure "
                 f"error: {why}. {name} is {specs!r}, and the values are {bare!r}."
-            ) from error
+            ) from None
         return found
 
     # each array

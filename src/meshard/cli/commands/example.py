@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from meshard.cli.arguments import Command, positive
 from meshard.cli.errors import CommandError
 from meshard.cli.output import as_json, print_json, print_table, print_text
-from meshard.plan.show.terminal import has_colors
+from meshard.plan.show.terminal import encoding_of, has_colors, printable
 
 _HELP = """\
 List the examples that are installed; print one, run it, or copy it.
@@ -125,4 +125,8 @@ def _print(path: Path) -> None:
     from rich.console import Console
     from rich.syntax import Syntax
 
-    Console().print(Syntax(text, "python", background_color="default"))
+    text = printable(text, encoding_of(sys.stdout))
+    # These colours are readable on dark and on light terminals, which wrap long lines themselves.
+    code = Syntax("", "python", theme="ansi_light", background_color="default").highlight(text)
+    code.rstrip()
+    Console(force_terminal=True).print(code, soft_wrap=True)

@@ -142,8 +142,7 @@ class _Options:
 @gathered(_Options)
 def command(given: _Options) -> None:
     """Print a plan."""
-    from meshard.plan.show.plan_page import page
-    from meshard.plan.show.plan_text import plan_table
+    from meshard.plan.views.plan_text import plan_table
 
     listing = _listed(given)
     if given.load:
@@ -152,7 +151,7 @@ def command(given: _Options) -> None:
     plan = _planned(given, listing)
     simulation = None if given.topology is None else plan.simulate(given.topology)
     if given.html is not None:
-        save(given.html, page(plan))
+        save(given.html, plan.to_html())
     if given.as_json:
         print_json(_facts(plan, simulation))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, final
 
@@ -10,6 +11,7 @@ import click
 import numpy as np
 
 from meshard.cli.arguments import Command, gathered
+from meshard.cli.main import did_you_mean
 from meshard.cli.output import as_json
 from meshard.cli.written.notation import WrittenMesh, dtype_named, mesh_of, size_of
 from meshard.cli.written.tensors import Rule, rule_of
@@ -41,8 +43,10 @@ def _target(text: str) -> Rule | str:
     if text in FORMATS:
         return text
     if "(" not in text:
+        near = did_you_mean([repr(n) for n in get_close_matches(text, FORMATS, 1)])
         raise click.BadParameter(
             f"{text!r} is neither a format ({', '.join(FORMATS)}) nor a spec such as P('data')"
+            f"{near}"
         )
     return rule_of(text)
 

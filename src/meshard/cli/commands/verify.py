@@ -82,7 +82,7 @@ def _checked(catalogue: Catalogue, world: RuntimeWorld) -> tuple[int, list[str]]
 
     index, count = world.process_index, world.process_count
     total = checked_bytes(catalogue)
-    with telling(None, "verifying", first=index == 0) as tell:
+    with telling(None, "verifying", world=world) as tell:
         told = adding(tell, total // count)
         found = [str(x) for x in verify(catalogue, index, count, told) if x.tensor is not None]
     if count > 1:

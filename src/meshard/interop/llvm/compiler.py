@@ -192,25 +192,37 @@ def _ready(prepared: _Prepared) -> _Ready:
     return _Ready(prepared, calls, table, tuple(varying), tuple(numbers))
 
 
-def _run(
-    ready: _Ready,
-    world: RuntimeWorld,
-    cells: Sequence[Sequence[Any]],
-    free: Sequence[Collection[int]],
-) -> list[list[Block]]:
-    """Run a program for each cell."""
-    made = [_blocks(ready, world, *each) for each in zip(cells, free, strict=True)]
-    kept: list[Any] = []
-    tables = [_table(ready, *each, kept) for each in zip(cells, made, strict=True)]
-    for phase in ready.what.code.phases:
-        tasks = [
-            partial(_task, ready.calls[part.name], table.ctypes.data, first, last, part.scratch)
-            for table in tables
-            for part in phase
-            for first, last in _shares(part, len(cells), world.workers.threads)
+@final
+class _SetUp:
+    """A program and the memory that it is to run on: for each cell its blocks and addresses."""
+
+    def __init__(
+        self,
+        ready: _Ready,
+        world: RuntimeWorld,
+        cells: Sequence[Sequence[Any]],
+        free: Sequence[Collection[int]],
+    ) -> None:
+        self._ready, self._world = ready, world
+        self._made = [_blocks(ready, world, *each) for each in zip(cells, free, strict=True)]
+        self._kept: list[Any] = []
+        self._tables = [
+            _table(ready, *each, self._kept) for each in zip(cells, self._made, strict=True)
         ]
-        world.workers.run(tasks)
-    return [[_shown(blocks[k], *how) for k, *how in ready.what.outputs] for blocks in made]
+
+    def run(self) -> list[list[Block]]:
+        """Run it, and return what each cell gives."""
+        ready, workers = self._ready, self._world.workers
+        outputs = ready.what.outputs
+        for phase in ready.what.code.phases:
+            tasks = [
+                partial(_task, ready.calls[part.name], table.ctypes.data, first, last, part.scratch)
+                for table in self._tables
+                for part in phase
+                for first, last in _shares(part, len(self._tables), workers.threads)
+            ]
+            workers.run(tasks)
+        return [[_shown(blocks[k], *how) for k, *how in outputs] for blocks in self._made]
 
 
 def _blocks(
@@ -288,17 +300,23 @@ class Program:
         groups: dict[Key, list[int]] = {}
         for number, key in enumerate(keys):
             groups.setdefault(key, []).append(number)
-        ready = _all_ready([self._known.get(key) or self._begin(key) for key in groups])
-        if ready is None or not _may_be_silent():
+        ready = {key: self._known.get(key) or self._begin(key) for key in groups}
+        if not _may_be_silent():
             return None
-        found: list[list[Block]] = [[] for _ in cells]
-        for program, numbers in zip(ready, groups.values(), strict=True):
+        # Nothing runs before it is known that all can: what is written over is not there any more.
+        set_up: list[tuple[list[int], _SetUp]] = []
+        for key, numbers in groups.items():
+            program = ready[key]
+            if isinstance(program, str):
+                return None
             try:
                 own, over = [cells[n] for n in numbers], [free[n] for n in numbers]
-                given = _run(program, world, own, over)
+                set_up.append((numbers, _SetUp(program, world, own, over)))
             except OverflowError:  # a number does not fit its dtype: NumPy says so
                 return None
-            for number, blocks in zip(numbers, given, strict=True):
+        found: list[list[Block]] = [[] for _ in cells]
+        for numbers, one in set_up:
+            for number, blocks in zip(numbers, one.run(), strict=True):
                 found[number] = blocks
         return found
 
@@ -335,12 +353,6 @@ class Program:
             self._known[key] = _ready(prepared)
         except (RuntimeError, OSError) as error:  # as LLVM tells of what it cannot do
             self._known[key] = f"LLVM: {type(error).__name__}: {error}"
-
-
-def _all_ready(programs: Sequence[_Ready | str]) -> list[_Ready] | None:
-    """Return the programs if each can run: those that do may write over what NumPy would read."""
-    ready = [program for program in programs if isinstance(program, _Ready)]
-    return ready if len(ready) == len(programs) else None
 
 
 _SOON = "it is being compiled"

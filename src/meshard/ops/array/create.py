@@ -193,7 +193,15 @@ def asarray(
 
 
 def copy(a: ArrayLike) -> Array:
-    """Return an equal array with the same sharding."""
+    """Return an equal array with the same sharding.
+
+    >>> import meshard.numpy as mnp
+    >>> x = mnp.arange(3)
+    >>> y = mnp.copy(x)
+    >>> x.delete()
+    >>> y.tolist()  # outlives x
+    [0, 1, 2]
+    """
     return as_array(a).copy()
 
 

@@ -300,6 +300,8 @@ def where(
             "where: size= and fill_value= go with the condition alone, for the number of its "
             "positions; the result of where(condition, x, y) has their shape."
         )
+    if x is None or y is None:
+        raise ArgumentError("where: give both x and y, or neither for the positions.")
     return bind("where", condition, x, y)
 
 

@@ -205,10 +205,9 @@ def _width(entry: Any) -> int:
 
 
 _WITHOUT_MASK = (
-    "How many elements a mask selects depends on its values. Write meshard.numpy.where(mask, x, "
-    "other), which keeps the shape; a place to change is named "
-    "by x.at[mask].set(value); the positions of a known number of elements are given by "
-    "meshard.numpy.nonzero(mask, size=...)."
+    "How many elements a mask selects depends on its values. meshard.numpy.where(mask, x, other) "
+    "keeps the shape, x.at[mask].set(value) changes the elements, and "
+    "meshard.numpy.nonzero(mask, size=n) gives the positions of n of them."
 )
 
 

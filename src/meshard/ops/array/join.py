@@ -86,7 +86,7 @@ def concatenate(
     """Return arrays joined along an existing dim.
 
     Args:
-        arrays: the arrays, alike but for their size along the dim.
+        arrays: the arrays; their sizes may differ along the dim only.
         axis: the dim; None joins the flat arrays.
         dtype: the result's dtype; by default the one that the arrays' dtypes are promoted to.
 
@@ -212,7 +212,8 @@ def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
         n = int(indices_or_sections)
         if n < 1 or size % n:
             raise ShapeError(
-                f"split: dim {dim} of size {size} cannot be split into {n} equal parts."
+                f"split: dim {dim} of size {size} cannot be split into {n} equal parts. "
+                "Parts that are almost equal come from array_split."
             )
         cuts = [size // n * i for i in range(n + 1)]
     else:

@@ -106,6 +106,10 @@ def indices(dimensions: Sequence[int], dtype: DtypeLike = int, sparse: bool = Fa
         dimensions: the grid's shape.
         dtype: the dtype.
         sparse: whether to return thin arrays that broadcast, instead of one array.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.indices((2, 2)).tolist()
+    [[[0, 0], [1, 1]], [[0, 1], [0, 1]]]
     """
     rank, whole = len(dimensions), tuple(dimensions)
     thin = [

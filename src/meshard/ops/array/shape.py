@@ -257,7 +257,7 @@ def _filled(x: Array, wanted: Sequence[int]) -> tuple[int, ...]:
     if not fits or any(n < -1 for n in wanted):
         raise ShapeError(
             f"reshape: cannot reshape an array of shape {x.shape} (size {x.size}) into "
-            f"{tuple(wanted)}."
+            f"{tuple(wanted)}{'' if holes else f' (size {known})'}."
         )
     return tuple(x.size // known if n == -1 else n for n in wanted)
 

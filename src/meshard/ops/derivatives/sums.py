@@ -9,7 +9,17 @@ import numpy as np
 from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Tangents, Values, times, total
+from meshard.ops.derivatives.kinds import (
+    FLAT,
+    Derivative,
+    Linear,
+    Pulls,
+    Site,
+    Tangents,
+    Values,
+    times,
+    total,
+)
 from meshard.ops.derivatives.shapes import dtype_of
 from meshard.ops.reductions.scan import cummax, cumsum
 from meshard.ops.reductions.sort import argsort

@@ -6,7 +6,7 @@ name all of `REGISTRY`, and the collectives.
 
 from __future__ import annotations
 
-import meshard.ops.fft  # noqa: F401  (these modules register rows that derivatives are made of)
+import meshard.ops.fft
 import meshard.ops.lax.elementwise  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused

@@ -141,6 +141,8 @@ def _path(
         )
         terms = tuple(spelled.split(","))
         for term, shape in zip(terms, shapes, strict=True):
+            if len(term) != len(shape):
+                raise ShapeError(f"{term!r} has {len(term)} letters for {len(shape)} dims.")
             _check_diagonals(term, shape)
         path, _info = opt_einsum.contract_path(
             f"{spelled}->{output}",
@@ -151,8 +153,8 @@ def _path(
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ShapeError(
             f"einsum: {subscripts!r} does not fit operands of shapes "
-            f"{', '.join(map(str, shapes)) or '(none)'}: {error}"
-        ) from error
+            f"{', '.join(map(str, shapes)) or '(none)'}: {str(error).rstrip('.')}."
+        ) from None
     return terms, output, tuple(tuple(sorted(step)) for step in path)
 
 

@@ -77,7 +77,7 @@ register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 def isclose(
     a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Array:
-    """Return where two arrays are equal but for ``atol + rtol * abs(b)``.
+    """Return where two arrays differ by at most ``atol + rtol * abs(b)``.
 
     Args:
         a: the first array.

@@ -27,11 +27,13 @@ from meshard.algebra.arguments import count_of, flag_of, function_of, instance_o
 from meshard.algebra.device import device_ids_of
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, ShapeError
+from meshard.plan.captions import count_text
 from meshard.plan.hops.cells import CellGrid, Units
 from meshard.plan.hops.exact import products, total
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Tally
 from meshard.plan.hops.spread import HeldCells, shared
+from meshard.plan.show.summary import Fact, Summarized, Summary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -243,8 +245,8 @@ def hop_bounds(hop: Hop, hosts: Hosts | None = None) -> Bounds:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Bounds:
-    """The least that any plan between two layouts must do, in elements.
+class Bounds(Summarized):
+    """The least that any plan between two layouts must do, in elements; it prints.
 
     Attributes:
         received: what each device must receive (LB1).
@@ -269,6 +271,18 @@ class Bounds:
     def receive(self) -> int:
         """The most that one device must receive."""
         return self.received.most
+
+    def _summary(self) -> Summary:
+        facts = [
+            Fact("kept", f"{self.kept:,}", "that devices need and already have"),
+            Fact("received", f"{self.receive:,}", "by one device, at least"),
+            Fact("sent", f"{self.send:,}", "by one device, if all is sent directly"),
+            Fact("relayed", f"{self.relay_send:,}", "by one device, if receivers pass on"),
+        ]
+        if self.hosts is not None:
+            told = f"enter hosts, at most {self.hosts.most:,} one of them"
+            facts.append(Fact("hosts", f"{self.hosts.total:,}", told))
+        return Summary(f"At least {count_text(self.moved, 'element')} must move", facts)
 
     def seconds(
         self,

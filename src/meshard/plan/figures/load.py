@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     Amounts = Floats | Ints
 
 
+_KEPT_PAIRS = 1 << 14  # of one hop: more are found anew, since a plan has hundreds of hops
+
+
 @final
 class DevicePlaces:
     """Where some devices are in a topology.
@@ -82,6 +85,7 @@ class Load:
             others of its group, the levels below included.
         messages_received: the same for messages received.
         exact: whether the amounts are those of the jobs, and not estimated from shares.
+        pairs: the senders and receivers, as numbers, ascending; None if they are not kept.
     """
 
     sent: Amounts
@@ -90,6 +94,7 @@ class Load:
     messages_sent: Floats
     messages_received: Floats
     exact: bool
+    pairs: Ints | None = None
 
     def __add__(self, other: Load) -> Load:
         return Load(
@@ -180,7 +185,11 @@ def messages_together(
             np.maximum.reduce([load.messages_sent for load in loads]),
             np.maximum.reduce([load.messages_received for load in loads]),
         )
-    return _counted(distinct(np.concatenate([_pairs(hop, places) for hop in hops])), places)
+    pairs = [
+        _pairs(hop, places) if load.pairs is None else load.pairs
+        for hop, load in zip(hops, loads, strict=True)
+    ]
+    return _counted(distinct(np.concatenate(pairs)), places)
 
 
 def load_of(hop: Hop, places: DevicePlaces, *, most_jobs: int = ESTIMATED_JOBS) -> Load:
@@ -253,12 +262,14 @@ def _listed(hop: Hop, places: DevicePlaces) -> Load:
     for at, groups in zip(places.at, places.groups, strict=True):
         here = at[sender] == at[receiver]
         inside.append(sums_at(at[sender[here]], elements[here], len(groups)))
+    pairs = distinct(sender * count + receiver)
     return Load(
         sums_at(sender, elements, count),
         sums_at(receiver, elements, count),
         tuple(inside),
-        *_counted(distinct(sender * count + receiver), places),
+        *_counted(pairs, places),
         exact=True,
+        pairs=pairs if len(pairs) <= _KEPT_PAIRS else None,
     )
 
 

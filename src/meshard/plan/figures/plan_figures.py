@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard, TypeVar, final
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeGuard, TypeVar, final
 
 import numpy as np
 
@@ -19,12 +20,16 @@ from meshard.errors import ArgumentError
 from meshard.plan.figures.bounds import bounds_of, receive_bound
 from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, direct_choice
 from meshard.plan.figures.footprint import added, footprint, union, windows
+from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.schedule import batches
+from meshard.plan.figures.simulate import Simulation, simulate_many
+from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import checked_window
 from meshard.plan.hops.exact import counter, product, total
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Tally
 from meshard.plan.hops.route import Route
+from meshard.plan.show.progress import telling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +72,8 @@ class PlanFigures:
         donate: whether the sources are freed as they go.
         alive: the ids of the devices that have their data; None for all.
         given_rounds: how many times the window opens, if that was given.
+        topology: what links cost, if the plan was made for one (`on`); it is not written to files,
+            and plans that differ only in it are equal.
     """
 
     leaves: tuple[PlanLeaf, ...]
@@ -75,6 +82,7 @@ class PlanFigures:
     donate: bool
     alive: tuple[int, ...] | None
     given_rounds: int | None
+    topology: Topology | None = field(compare=False)
 
     def __init__(
         self,
@@ -105,6 +113,7 @@ class PlanFigures:
             ("donate", donate),
             ("alive", None if alive is None else checked_ids(alive, "Plan")),
             ("given_rounds", rounds),
+            ("topology", None),
         ):
             object.__setattr__(self, name, value)
 
@@ -319,6 +328,45 @@ class PlanFigures:
             return self.given_rounds
         stages = max([len(r.layouts) for r in self.routes], default=1) - 1
         return sum(self._opens(stage, range(len(self.routes))) for stage in range(stages))
+
+    def on(self, topology: Topology | str | None) -> Self:
+        """Return the same plan, which prints the time that it takes on a topology too.
+
+        Args:
+            topology: where the devices are, or the name of a preset, as in ``"8-gpu hosts"``; None
+                to tell no time.
+
+        Raises:
+            ArgumentError: if there is no such topology.
+        """
+        found = copy(self)
+        vars(found).pop("simulation", None)
+        where = None if topology is None else as_topology(topology, f"{type(self).__name__}.on")
+        object.__setattr__(found, "topology", where)
+        return found
+
+    def _simulated(self, topology: Topology | str) -> Simulation:
+        """Return the predicted time and traffic on a topology; see `Plan.simulate`."""
+        pairs = zip(self.choices, self.groups, strict=True)
+        moves = [(c.route, g[0].itemsize, c.count) for c, g in pairs]
+        with telling(None, "simulating", unit="moves") as tell:
+            return simulate_many(moves, topology, together=self.batches, tell=tell)
+
+    def _alone_seconds(self, number: int) -> float:
+        """Return the seconds that the arrays of one choice would take if nothing else moved.
+
+        The plan is one that was made for a topology.
+        """
+        assert self.topology is not None
+        choice = self.choices[number]
+        moves = [(choice.route, self.groups[number][0].itemsize, choice.count)]
+        batches = sum(count for some, count in self.batches.items() if number in some)
+        return simulate_many(moves, self.topology, together={frozenset([0]): batches}).seconds
+
+    @cached_property
+    def simulation(self) -> Simulation | None:
+        """The predicted time and traffic on the topology that the plan was made for."""
+        return None if self.topology is None else self._simulated(self.topology)
 
     @property
     def peak_bytes(self) -> int:

@@ -19,14 +19,14 @@ The time is a lower bound for the topology as described.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from meshard.plan.captions import amount_text, bytes_text, time_text
+from meshard.plan.captions import count_text, size_unit, time_text, time_unit, whole_text
 from meshard.plan.figures.load import (
     DevicePlaces,
     Load,
@@ -42,6 +42,8 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import each_device
 from meshard.plan.hops.hop import Hop
 from meshard.plan.hops.route import Route
+from meshard.plan.show.report import Table
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.tuning import ESTIMATED_JOBS
 
 if TYPE_CHECKING:
@@ -55,8 +57,56 @@ Moves = Route | Hop | Sequence[Hop]
 """What can be simulated: a route, one hop, or hops one after another, between devices."""
 
 
-_WIDTH = 100
 _SPOTS = 5
+_WAYS = ("sends", "receives")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The port, or the group, that decides how long a hop takes.
+
+    Attributes:
+        name: whose port it is: ``"host 3"``.
+        way: what its owner does: ``"sends"`` or ``"receives"``; ``"carries"``, for a group that has
+            a capacity.
+        bytes: what passes.
+        seconds: how long it is busy.
+        waits: the part of them that is the latencies of messages.
+        mean: the mean of such seconds, over all owners of a like port that do the same.
+        count: how many these are.
+    """
+
+    name: str
+    way: str
+    bytes: int
+    seconds: float
+    waits: float
+    mean: float
+    count: int
+
+    @property
+    def ratio(self) -> float:
+        """How much longer it is busy than the mean; 1 if the load is balanced."""
+        return self.seconds / self.mean if self.mean else 1.0
+
+    def told(self, where: str = "") -> str:
+        """Return what its owner does, without the name: a sentence's end.
+
+        Args:
+            where: words on the hop, if there are several.
+        """
+        word = self.name.removeprefix("inside ").rpartition(" ")[0]
+        told = f"{self.way} {whole_text(self.bytes)}"
+        if self.count > 1:
+            told += f", {self.ratio:.2f} x the mean of {count_text(self.count, word)}"
+        told += where
+        if self.waits > self.seconds / 2:
+            told += f"; {self.waits / self.seconds:.0%} of its time is the latency of messages"
+        return told
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.told()}"
 
 
 @final
@@ -69,12 +119,14 @@ class HopTime:
         bytes: what moves between devices.
         messages: in how many messages.
         slowest: the port or group that decides how long it takes; ``"-"`` if nothing moves.
+        limit: what passes there, beside the mean; None if nothing moves.
     """
 
     seconds: float
     bytes: int
     messages: int
     slowest: str
+    limit: Limit | None = None
 
 
 @final
@@ -116,8 +168,8 @@ class HotSpot:
 
 @final
 @dataclass(frozen=True)
-class Simulation:
-    """What moving arrays takes on a topology; prints as a table.
+class Simulation(Summarized):
+    """What moving arrays takes on a topology; prints as tables.
 
     Attributes:
         topology: the topology's name.
@@ -157,36 +209,62 @@ class Simulation:
         found = asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in {**totals, **found}.items()}
 
-    def __str__(self) -> str:
-        how = "exact" if self.exact else "estimated where several devices hold the same elements"
-        told = f"{self.topology}: {time_text(self.seconds)} for {bytes_text(self.bytes)}, {how}"
-        hops = [
-            (f"{number}", time_text(x.seconds), amount_text(x.bytes), f"{x.messages:,}", x.slowest)
-            for number, x in enumerate(self.hops, 1)
-        ]
+    @property
+    def limit(self) -> Limit | None:
+        """What decides how long the longest hop takes; None if nothing moves."""
+        return max(self.hops, key=lambda hop: hop.seconds).limit if self.hops else None
+
+    @property
+    def facts(self) -> tuple[Fact, Fact]:
+        """The time and what limits it, as lines of a summary."""
+        time = Fact("time", time_text(self.seconds), f"on {self.topology}")
+        if self.limit is None:
+            return time, Fact("limit", "none", "nothing moves")
+        number, hop = max(enumerate(self.hops, 1), key=lambda pair: pair[1].seconds)
+        where = f", in hop {number} of {len(self.hops)}, which takes {time_text(hop.seconds)}"
+        told = self.limit.told(where * (len(self.hops) > 1))
+        return time, Fact("limit", self.limit.name, told)
+
+    def _summary(self) -> Summary:
+        time, limit = self.facts
+        title = f"{time.figure} on {self.topology} for {whole_text(self.bytes)}"
+        how = "" if self.exact else "the bytes of replicas are estimated: each sends an equal part"
+        facts = [limit, Fact("messages", f"{self.messages:,}", how)]
+        return Summary(title, facts, list(self._tables()))
+
+    def _tables(self) -> Iterator[Table]:
+        """Yield the hops, the levels, and the busiest ports."""
+        every: tuple[HopTime | LevelTraffic, ...] = (*self.hops, *self.levels)
+        time, size = time_unit([x.seconds for x in every]), size_unit([x.bytes for x in every])
         total = max(self.bytes, 1)
+        columns = (time.name, size.name, "messages")
+        hops = [
+            (f"{n}", time.text(x.seconds), size.text(x.bytes), f"{x.messages:,}", x.slowest)
+            for n, x in enumerate(self.hops, 1)
+        ]
+        yield Table(("hop", *columns, "slowest"), hops, "<>>><")
         levels = [
             (
                 x.name,
-                time_text(x.seconds),
-                amount_text(x.bytes),
+                time.text(x.seconds),
+                size.text(x.bytes),
                 f"{x.messages:,}",
-                f"{100 * x.bytes / total:.1f} %",
+                f"{100 * x.bytes / total:.1f}",
             )
             for x in self.levels
         ]
-        spots = {
-            title: [
-                (x.name, time_text(x.seconds), amount_text(x.sent), amount_text(x.received), "")
-                for x in some
+        yield Table(("level", *columns, "% of bytes"), levels, "<>>>>")
+        ways = (("busiest sender", self.senders), ("busiest receiver", self.receivers))
+        for title, spots in ways:
+            time = time_unit([x.seconds for x in spots])
+            size = size_unit([n for x in spots for n in (x.sent, x.received)])
+            head = (title, time.name, f"sent {size.name}", f"received {size.name}")
+            rows = [
+                (x.name, time.text(x.seconds), size.text(x.sent), size.text(x.received))
+                for x in spots
             ]
-            for title, some in (("sends most", self.senders), ("receives most", self.receivers))
-        }
-        rows = [("hop", "seconds", "bytes", "messages", "slowest"), *hops]
-        rows += [("level", "seconds", "bytes", "messages", "share"), *levels]
-        for title, some in spots.items():
-            rows += [(title, "seconds", "sent", "received", ""), *some] if some else []
-        return "\n".join([told[:_WIDTH], *_aligned(rows)])
+            if rows:
+                yield Table(head, rows, "<>>>")
 
 
 def simulate(
@@ -314,11 +392,19 @@ def _whole(amount: float) -> int:
     return amount if isinstance(amount, int) else round(float(amount))
 
 
+def _at(amounts: Amounts, place: int) -> float:
+    found: float = amounts[place] if amounts.dtype == object else amounts[place].item()
+    return found
+
+
 def _owner(places: DevicePlaces, level: int, port: int) -> str:
     """Return whose port one of a level's ports is."""
     if level == 0:
         return f"device {places.ids[port]}"
     return f"{places.topology.levels[level - 1].name} {places.groups[level - 1][port]}"
+
+
+_NOTHING = Limit("-", "sends", 0, 0.0, 0.0, 0.0, 0)
 
 
 @final
@@ -348,7 +434,7 @@ class _Timed:
         delays = np.maximum(*(np.cumsum((x * waits)[::-1], axis=0)[::-1] for x in (sent, received)))
         self.ports: list[tuple[Amounts, Amounts]] = []
         self.seconds: list[float] = []
-        slowest, most = "-", 0.0
+        limit: Limit | None = None
         for number, level in enumerate(levels):
             out, into = self._through(load, number)
             self.ports.append((out, into))
@@ -356,18 +442,43 @@ class _Timed:
             at = places.at[number - 1] if number else np.arange(len(out))
             np.maximum.at(delay, at, delays[number])
             busy = as_floats(np.maximum(out, into)) / level.bandwidth + delay
-            took = float(busy.max(initial=0.0))
-            who = _owner(places, number, int(busy.argmax())) if took else "-"
+            found = self._limit(number, (out, into), busy, delay)
             if level.capacity is not None:
-                carried = self._carried(load, number) / level.capacity
-                if float(carried.max(initial=0.0)) > took:
-                    took = float(carried.max())
-                    who = f"inside {level.name} {places.groups[number][int(carried.argmax())]}"
-            self.seconds.append(took)
-            if took > most:
-                slowest, most = who, took
+                carried = self._carried(load, number)
+                group = self._inside(number, carried, carried / level.capacity)
+                found = max(found, group, key=lambda x: x.seconds)
+            self.seconds.append(found.seconds)
+            if found.seconds > (limit.seconds if limit else 0.0):
+                limit = found
         total, messages = _whole(summed(load.received)), _whole(sum(self.messages))
-        self.hop = HopTime(most, total, messages, slowest)
+        took, slowest = (limit.seconds, limit.name) if limit else (0.0, "-")
+        self.hop = HopTime(took, total, messages, slowest, limit)
+
+    def _limit(
+        self, number: int, ways: tuple[Amounts, Amounts], busy: Floats, delay: Floats
+    ) -> Limit:
+        """Return the port of a level that is longest busy, beside those that do the same."""
+        port = int(busy.argmax()) if len(busy) else -1
+        if port < 0:
+            return _NOTHING
+        way = int(ways[1][port] > ways[0][port])
+        like = busy[as_floats(ways[way]) > 0]
+        name = _owner(self._places, number, port)
+        amount, waits = _whole(_at(ways[way], port)), float(delay[port])
+        mean = float(like.mean()) if len(like) else 0.0
+        took = float(busy[port])
+        return Limit(name, _WAYS[way], amount, took, waits, mean, len(like))
+
+    def _inside(self, number: int, carried: Floats, busy: Floats) -> Limit:
+        """Return the group of a level that carries most."""
+        group = int(busy.argmax()) if len(busy) else -1
+        if group < 0:
+            return _NOTHING
+        level = self._places.topology.levels[number].name
+        name = f"inside {level} {self._places.groups[number][group]}"
+        like = busy[busy > 0]
+        took, mean = float(busy[group]), float(like.mean()) if len(like) else 0.0
+        return Limit(name, "carries", _whole(float(carried[group])), took, 0.0, mean, len(like))
 
     def _through(self, load: Load, number: int) -> tuple[Amounts, Amounts]:
         """Return the bytes that leave and enter each port of a level."""
@@ -401,7 +512,7 @@ def _hottest(timed: Sequence[_Timed], places: DevicePlaces, direction: int) -> t
         amounts = as_floats(sums[direction])
         for port in np.argsort(-amounts, kind="stable")[:_SPOTS]:
             if amounts[port] > 0:
-                out, into = (x[port].item() if x.dtype != object else x[port] for x in sums)
+                out, into = (_at(x, int(port)) for x in sums)
                 seconds = max(out, into) / level.bandwidth
                 spot = HotSpot(
                     _owner(places, number, int(port)), _whole(out), _whole(into), seconds
@@ -409,14 +520,3 @@ def _hottest(timed: Sequence[_Timed], places: DevicePlaces, direction: int) -> t
                 order = float(amounts[port]) / level.bandwidth
                 found.append((-order, number, int(port), spot))
     return tuple([spot for *_, spot in sorted(found, key=lambda x: x[:3])[:_SPOTS]])
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return rows in columns; the last is cut to fit."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    found = []
-    for first, *middle, last in rows:
-        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:], strict=False)]
-        line = "  ".join([first.ljust(widths[0]), *cells, last]).rstrip()
-        found.append(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}...")
-    return found

@@ -1,1 +1,1 @@
-"""Plans and shardings as JSON, and files that are written whole or not at all."""
+"""Shardings as JSON, and files that are written whole or not at all."""

@@ -1,1 +1,1 @@
-"""Layouts, plans and records as tables, drawings and pages."""
+"""Tables, summaries, drawings and pages: the means of showing something."""

@@ -77,6 +77,8 @@ class Slab:
             most_columns: the same for columns.
             apart: whether each cell of a gap is its own area; otherwise a gap is one area.
         """
+        if len(self.rows) - 1 <= most_rows and len(self.columns) - 1 <= most_columns:
+            return self
         rows = kept(len(self.rows) - 1, most_rows)
         columns = kept(len(self.columns) - 1, most_columns)
         areas = tuple(

@@ -51,6 +51,13 @@ SHEET = (
     + ".meshard-card,.meshard-outline{stroke:var(--meshard-frame)}"
     ".meshard-seam{stroke:var(--meshard-card)}"
 )
+
+
+def theme_rules(theme: str) -> str:
+    """Return the rules, to follow `SHEET`, of a page or drawing that is ``light`` or ``dark``."""
+    return f"{_OURS}{{{_properties(DARK if theme == 'dark' else LIGHT)}}}"
+
+
 _PLACES = (
     f".meshard{{font:14px/1.45 {FONT};color:inherit}}"
     ".meshard h2{font-size:16px;line-height:1.35;font-weight:600;margin:0 0 4px;color:inherit}"

@@ -93,12 +93,12 @@ class _Sheet:
 
         return whole_page(self._value._title(), Markup(self.fragment()))
 
-    def svg(self) -> str:
+    def svg(self, theme: str | None) -> str:
         """Return the drawing, with its style sheet and a title."""
         from meshard.plan.show.svg import standalone
 
         value = cast("_ShownDrawn", self._value)  # it has the verb, so it has the drawing
-        return standalone(value._svg(), value._title())
+        return standalone(value._svg(), value._title(), theme)
 
     def write(self, path: Path, text: str, what: str) -> None:
         """Write a file."""

@@ -13,18 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, final
 
 from meshard.algebra.arguments import function_of, refusal
+from meshard.algebra.world import World
 from meshard.errors import ArgumentError
 from meshard.plan.captions import size_text, time_text
-from meshard.plan.show.terminal import columns, encoding_of, is_terminal, printable
+from meshard.plan.show.terminal import columns, encoding_of, is_console, is_terminal, printable
 
 Progress = bool | Callable[[int, int], None] | None
 """None: a bar on a terminal, if the work takes long; True: in any case; False: nothing; or a
 function of what is done and of the whole."""
 
+Tell = Callable[[int, int], None]
+_NOBODY: nullcontext[None] = nullcontext()
 _DELAY = 1.0
 _DRAWN, _WRITTEN = 0.1, 5.0
 """Seconds between two states of a bar, and between two lines where there is no terminal."""
@@ -53,39 +56,61 @@ def checked_progress(given: object, what: str) -> Progress:
 def is_watched() -> bool:
     """Return whether somebody would see a bar that nobody has asked for.
 
-    It needs a real terminal, which notebooks and the services that run tests only claim to be, and
-    the main thread: what others do goes on behind the program.
+    It needs a real terminal, and the main thread: what others do goes on behind the program.
     """
-    if threading.current_thread() is not threading.main_thread() or not is_terminal(sys.stderr):
+    if threading.current_thread() is not threading.main_thread() or not is_console(sys.stderr):
         return False
-    if os.environ.get("CI") or os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        return os.isatty(sys.stderr.fileno())
-    except (AttributeError, ValueError, OSError):
-        return False
+    return not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
-@contextmanager
 def telling(
-    progress: Progress, doing: str, *, first: bool = True, unit: str = "bytes"
-) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what is to be told how much is done, and of how much; None if nobody listens.
+    progress: Progress,
+    doing: str,
+    *,
+    unit: str = "bytes",
+    world: World | None = None,
+    patient: bool = False,
+) -> AbstractContextManager[Tell | None]:
+    """Give what is to be told how much is done, and of how much; None if nobody listens.
 
     Args:
         progress: what the user has asked for.
         doing: the work, as in ``"loading"``.
-        first: whether this is the process that shows bars.
         unit: what is counted.
+        world: who takes part; only the first process shows bars.
+        patient: whether an error of the user's function is raised when the work is done, since
+            other processes count on this one.
     """
     if callable(progress):
-        yield progress
-        return
-    if progress is False or not first or _Bar.shown or (progress is None and not is_watched()):
-        yield None
-        return
+        return _patiently(progress) if patient else nullcontext(progress)
+    if progress is False or (world is not None and world.process_index != world.first):
+        return _NOBODY
+    if _Bar.shown or (progress is None and not is_watched()):
+        return _NOBODY
+    return _shown(doing, unit, asked=bool(progress))
+
+
+@contextmanager
+def _patiently(function: Tell) -> Iterator[Tell]:
+    """Give a function that calls another one until that raises an error, which comes at the end."""
+    failures: list[Exception] = []
+
+    def tell(done: int, total: int) -> None:
+        if not failures:
+            try:
+                function(done, total)
+            except Exception as error:
+                failures.append(error)
+
+    yield tell
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def _shown(doing: str, unit: str, *, asked: bool) -> Iterator[Tell]:
     _Bar.shown = True
-    bar = _Bar(doing, sys.stderr, unit, asked=bool(progress))
+    bar = _Bar(doing, sys.stderr, unit, asked=asked)
     try:
         yield bar.tell
     finally:
@@ -93,7 +118,7 @@ def telling(
         bar.end()
 
 
-def adding(tell: Callable[[int, int], None] | None, total: int) -> Callable[[int], None] | None:
+def adding(tell: Tell | None, total: int) -> Callable[[int], None] | None:
     """Return what is to be told how much more is done; None if nobody listens."""
     if tell is None:
         return None
@@ -150,10 +175,9 @@ class _Bar:
 
     def _share(self, done: int, total: int) -> str:
         percent = 100 * done // max(total, 1)
-        return f"{self._amount(done)} of {self._amount(total)}, {percent} %"
-
-    def _amount(self, count: int) -> str:
-        return size_text(count) if self._unit == "bytes" else f"{count:,} {self._unit}"
+        if self._unit == "bytes":
+            return f"{size_text(done)} of {size_text(total)}, {percent} %"
+        return f"{done:,} of {total:,} {self._unit}, {percent} %"
 
     def _bar(self, done: int, total: int, seconds: float) -> str:
         """Return the line, which is shorter than the terminal is wide."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_text
+from meshard.plan.show.page import FONT, LIGHT, SHEET, Markup, element, number_text, theme_rules
 
 LEAST = 560  # pixels below which a drawing scrolls instead of shrinking: texts stay readable
 
@@ -61,10 +61,18 @@ def picture(
     )
 
 
-def standalone(svg: Markup, title: str) -> Markup:
-    """Return a drawing that needs no page around it: with its style sheet, and a title."""
+def standalone(svg: Markup, title: str, theme: str | None = None) -> Markup:
+    """Return a drawing that needs no page around it: with its style sheet, and a title.
+
+    Args:
+        svg: the drawing.
+        title: the title.
+        theme: ``"light"`` or ``"dark"``; None for that of the page, or of the reader's system.
+    """
     start, _, rest = svg.partition(">")
     sheet = "" if rest.startswith("<style>") else element("style", Markup(SHEET))
+    if theme is not None:
+        sheet += element("style", Markup(theme_rules(theme)))
     own = element("title", title) if title else ""
     return Markup(f"{start}>{own}{sheet}{rest}")
 

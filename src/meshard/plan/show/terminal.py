@@ -39,6 +39,13 @@ class Writable(Protocol):
 
 
 @runtime_checkable
+class Measured(Protocol):
+    """A stream that knows how many columns are left of those of a terminal behind it."""
+
+    columns: int | None
+
+
+@runtime_checkable
 class _Encoding(Protocol):
     encoding: str | None
 
@@ -54,6 +61,20 @@ def is_terminal(stream: IO[str] | None = None) -> bool:
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # not quite a stream, or a closed one
+        return False
+
+
+def is_console(stream: IO[str]) -> bool:
+    """Return whether a stream is the process's own, and goes to a terminal.
+
+    Notebooks and test runners put others in its place, some of which claim to be terminals, with
+    the number of a file that is one.
+    """
+    if stream not in (sys.__stdout__, sys.__stderr__) or not is_terminal(stream):
+        return False
+    try:
+        return os.isatty(stream.fileno())
+    except (AttributeError, ValueError, OSError):
         return False
 
 
@@ -80,13 +101,11 @@ def columns(stream: IO[str] | None = None) -> int | None:
     if said.isdecimal() and int(said):
         return max(int(said), _LEAST)
     stream = sys.stdout if stream is None else stream
-    if not is_terminal(stream):
+    if isinstance(stream, Measured):
+        return stream.columns
+    if not is_console(stream):
         return None
-    try:
-        found = os.get_terminal_size(stream.fileno()).columns
-    except (AttributeError, ValueError, OSError):  # a notebook says that it is a terminal
-        return None
-    return max(found or _FALLBACK, _LEAST)
+    return max(os.get_terminal_size(stream.fileno()).columns or _FALLBACK, _LEAST)
 
 
 def line_width(usual: int = WIDTH) -> int:

@@ -16,10 +16,11 @@ from meshard.algebra.arguments import choice_of, count_of, function_of, integer_
 from meshard.algebra.box import Box
 from meshard.algebra.device import Device
 from meshard.errors import ArgumentError
-from meshard.plan.captions import bytes_text, count_text, time_text
+from meshard.plan.captions import count_text, time_text, whole_text
 from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import Simulation
 from meshard.plan.figures.topology import Topology
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.resilience.copies.kept import KeptTree, kept_tree
 from meshard.resilience.copies.placement import Apart
 from meshard.resilience.copies.protect_plan import ProtectPlan, plan_copies
@@ -31,7 +32,7 @@ _WHAT = "elastic.simulate_loss"
 
 @final
 @dataclass(frozen=True, repr=False)
-class LossSimulation:
+class LossSimulation(Summarized):
     """What would happen to a tree if some processes died; it prints as a table.
 
     Attributes:
@@ -66,8 +67,7 @@ class LossSimulation:
     @property
     def lost_bytes(self) -> int:
         """The bytes of these boxes."""
-        sizes = {a.wanted.name: a.wanted.itemsize for a in self.restored.arrays}
-        return sum(b.volume * sizes[n] for n, boxes in self.lost.items() for b in boxes)
+        return self.restored.unheld_bytes
 
     @cached_property
     def time(self) -> Simulation | None:
@@ -78,18 +78,22 @@ class LossSimulation:
         dead = f"{len(self.dead)} of {count_text(self.processes, 'process')} die"
         return f"LossSimulation({dead}, {self.lost_bytes} bytes gone, {self.restored!r})"
 
-    def __str__(self) -> str:
-        shown = ", ".join(map(str, self.dead[:12])) + (", ..." if len(self.dead) > 12 else "")
-        lines = [
-            f"{len(self.dead):,} of {count_text(self.processes, 'process')} die: {shown}",
-            f"  gone     {bytes_text(self.lost_bytes)} that nobody has any more",
-        ]
+    def _summary(self) -> Summary:
+        die = f"{len(self.dead):,} of {count_text(self.processes, 'process')} die"
+        gone = whole_text(self.lost_bytes)
+        told = f"Safe: {die}, and nothing is lost"
+        if self.lost:
+            told = f"Not safe: {die}, and {gone} are lost that nobody else has"
+        elif self.time is not None:
+            told += f"; it is back in {time_text(self.time.seconds)} on {self.time.topology}"
+        shown = ", ".join(map(str, self.dead[:12])) + ", ..." * (len(self.dead) > 12)
+        facts = [Fact("lost", gone, "that nobody has any more"), Fact("dead", shown)]
         if self.time is not None:
-            lines.append(f"  time     {time_text(self.time.seconds)} on {self.time.topology}")
-        parts = [str(self.restored)]
+            facts += self.time.facts
+        parts: list[Summarized] = [self.restored]
         if self.protected is not None:
-            parts.append(str(self.protected))
-        return "\n\n".join(["\n".join(lines), *parts])
+            parts.append(self.protected)
+        return Summary(told, facts, more=[part._summary() for part in parts])
 
 
 def simulate_loss(

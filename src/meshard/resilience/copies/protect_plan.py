@@ -14,9 +14,10 @@ import numpy as np
 import xxhash
 
 from meshard.algebra.layout import Layout
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import count_text, size_unit, whole_text
 from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.show.report import Table
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.resilience.copies.placement import Apart, Placing
 
 _ROWS = 12
@@ -60,7 +61,7 @@ class CopiedArray:
 
 @final
 @dataclass(frozen=True, repr=False)
-class ProtectPlan:
+class ProtectPlan(Summarized):
     """What protecting a tree takes; it prints as a table.
 
     Attributes:
@@ -130,29 +131,42 @@ class ProtectPlan:
         arrays, copies = count_text(len(self.arrays), "array"), count_text(self.copies, "copy")
         return f"ProtectPlan({arrays}, {copies}, {self.bytes_moved} bytes moved)"
 
-    def __str__(self) -> str:
+    def _summary(self) -> Summary:
         count, largest = len(self.memory), self.largest_memory_bytes
         mean = self.memory_bytes / count if count else 0
         copied = [a for a in self.arrays if a.copies is not None]
-        head = [
-            f"Protect {count_text(len(self.arrays), 'array')}, "
-            f"{count_text(self.copies, 'copy')} apart by {self.kind}, in "
-            f"{count_text(count, 'process')}",
-            f"  copied   {count_text(len(copied), 'array')}; "
-            f"{len(self.arrays) - len(copied):,} have enough holders",
-            f"  memory   {bytes_text(self.memory_bytes)}, at most {bytes_text(largest)} in one "
-            f"process, {largest / mean if mean else 1.0:.2f} x the mean; twice that in a refresh",
-            f"  moved    {bytes_text(self.bytes_moved)} by each refresh; at most "
-            f"{bytes_text(max(self.sent.values(), default=0))} from one process",
-            "",
+        arrays, copies = count_text(len(self.arrays), "array"), count_text(self.copies, "copy")
+        memory = (
+            f"at most {whole_text(largest)} in one process, "
+            f"{largest / mean if mean else 1.0:.2f} x the mean; twice that in a refresh"
+        )
+        most = max(self.sent.values(), default=0)
+        facts = [
+            Fact("memory", whole_text(self.memory_bytes), memory),
+            Fact("moved", whole_text(self.bytes_moved), _refreshed(most)),
+            Fact("copied", f"{len(copied):,}", _enough(len(self.arrays) - len(copied))),
         ]
+        title = (
+            f"Protect {arrays}, {copies} apart by {self.kind}, in "
+            f"{count_text(count, 'process')}: {whole_text(self.memory_bytes)} of copies"
+        )
+        unit = size_unit([a.nbytes for a in self.arrays])
         rows = [
-            (a.name, a.text, f"{a.nbytes:,}")
+            (a.name, a.text, unit.text(a.nbytes))
             for a in sorted(self.arrays, key=lambda a: -a.nbytes)[:_ROWS]
         ]
         more = len(self.arrays) - len(rows)
         notes = [f"and {more:,} smaller arrays"] if more > 0 else []
-        return "\n".join([*head, Table(("array", "type", "copied"), rows, "<<>", notes).text()])
+        table = Table(("array", "type", f"copied {unit.name}"), rows, "<<>", notes)
+        return Summary(title, facts, [table])
+
+
+def _refreshed(most: int) -> str:
+    return f"by each refresh; at most {whole_text(most)} from one process"
+
+
+def _enough(count: int) -> str:
+    return f"arrays; {count:,} have enough holders"
 
 
 def plan_copies(

@@ -16,7 +16,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import count_text, size_unit, whole_text
 from meshard.plan.figures.simulate import Simulation, simulate_many
 from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import Units, each_device
@@ -25,6 +25,7 @@ from meshard.plan.hops.hop import Hop, unit_map
 from meshard.plan.hops.jobs import Tally
 from meshard.plan.hops.near import near_hops
 from meshard.plan.show.report import Table
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.resilience.copies.reading import Readers
 from meshard.resilience.copies.stocks import left, united
 
@@ -226,7 +227,7 @@ class RestoredArray:
 
 @final
 @dataclass(frozen=True, repr=False)
-class RestorePlan:
+class RestorePlan(Summarized):
     """What a restore will do; it prints as a table.
 
     Attributes:
@@ -332,38 +333,55 @@ class RestorePlan:
         told = f", {lost} of them with lost boxes" if lost else ""
         return f"RestorePlan({arrays}, {self.bytes_moved} bytes moved{told})"
 
-    def __str__(self) -> str:
-        arrays = count_text(len(self.arrays), "array")
+    @cached_property
+    def unheld_bytes(self) -> int:
+        """The bytes that nobody has and no checkpoint gives: they cannot be restored."""
+        sizes = {a.wanted.name: a.wanted.itemsize for a in self.arrays}
+        return sum(b.volume * sizes[n] for n, boxes in self.lost.items() for b in boxes)
+
+    def _summary(self) -> Summary:
+        arrays, moved = count_text(len(self.arrays), "array"), whole_text(self.bytes_moved)
+        if self.lost:
+            told = (
+                f"Not safe: {whole_text(self.unheld_bytes)} of {arrays} are lost; nobody has them"
+            )
+        else:
+            told = f"Safe: {arrays} can be restored, and {moved} move"
         least = self.bytes_moved / self.bound if self.bound else 1.0
-        head = [
-            f"Restore {arrays}, {bytes_text(sum(a.needed for a in self.arrays))} in all "
-            f"{self.unit}es"
-            if self.unit == "process"
-            else f"Restore {arrays}",
-            f"  lost     {bytes_text(self.bytes_lost)} that the arrays' own devices do not hold",
-            f"  moved    {bytes_text(self.bytes_moved)}, {least:.2f} x the least possible"
-            + (": " if any(self.moved.values()) else "")
-            + ", ".join([f"{bytes_text(n)} from {kind}" for kind, n in self.moved.items() if n]),
-            f"  sent     at most {bytes_text(self.largest_sender_bytes)} by one {self.unit}, "
-            f"{self.balance:.2f} x the least possible",
+        kinds = [f"{whole_text(n)} from {kind}" for kind, n in self.moved.items() if n]
+        sent = f"by one {self.unit} at most, {self.balance:.2f} x the least possible"
+        facts = [
+            Fact("gone", whole_text(self.bytes_lost), "that the arrays' own devices do not hold"),
+            Fact("moved", moved, ", ".join([f"{least:.2f} x the least possible", *kinds])),
+            Fact("sent", whole_text(self.largest_sender_bytes), sent),
         ]
         if self.checkpoint is not None:
-            head.append(f"  read     {bytes_text(self.bytes_read)} of {self.checkpoint}")
-        for name, boxes in list(self.lost.items())[:_ROWS]:
-            shown = ", ".join(map(str, boxes[:4])) + (", ..." if len(boxes) > 4 else "")
-            head.append(f"  nobody has {name} {shown}")
-        return "\n".join([*head, "", self._table().text()])
+            facts.append(Fact("read", whole_text(self.bytes_read), f"of {self.checkpoint}"))
+        tables = [self._table()]
+        if self.lost:
+            rows = [
+                (name, ", ".join(map(str, boxes[:4])) + ", ..." * (len(boxes) > 4))
+                for name, boxes in list(self.lost.items())[:_ROWS]
+            ]
+            rest = len(self.lost) - len(rows)
+            notes = [f"and parts of {count_text(rest, 'more array')}"] if rest else []
+            tables.insert(0, Table(("nobody has", "boxes"), rows, "<~", notes))
+        return Summary(told, facts, tables)
 
     def _table(self) -> Table:
         order = sorted(self.arrays, key=lambda a: -a.needed)
-        rows = []
+        figures = []
         for a in order[:_ROWS]:
-            kept = a.needed - a.bytes_moved
-            figures = (kept, a.moved[ARRAYS], a.moved[COPIES], a.moved[CHECKPOINT])
+            came = (a.moved[ARRAYS], a.moved[COPIES], a.moved[CHECKPOINT])
             read = sum(a.read.values()) if self.checkpoint is not None else 0
-            rows.append((a.wanted.name, a.wanted.text, *[f"{n:,}" for n in (*figures, read)]))
+            figures.append((a.needed - a.bytes_moved, *came, read))
+        unit = size_unit([n for row in figures for n in row])
+        rows = [
+            (a.wanted.name, a.wanted.text, *map(unit.text, row))
+            for a, row in zip(order, figures, strict=False)
+        ]
         more = len(order) - len(rows)
-        notes = [f"and {more:,} smaller arrays"] if more > 0 else []
+        notes = [f"in {unit.name}"] + ([f"and {more:,} smaller arrays"] if more > 0 else [])
         head = ("array", "type", "in place", "from arrays", "from copies", "passed on", "read")
         return Table(head, rows, "<<>>>>>", notes)
 

@@ -17,14 +17,18 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, KeyMapError, ShardingError
-from meshard.plan.captions import time_text
+from meshard.plan.captions import time_text, whole_text
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import Simulation, simulate_many
 from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import checked_window
 from meshard.plan.plan import Plan
+from meshard.plan.show.page import Markup
+from meshard.plan.show.pictured import Drawn
+from meshard.plan.show.summary import Fact, Summary
 from meshard.resilience.feeding.offer import Offer, Tensor
 from meshard.resilience.feeding.places import places_of, plain_build
 from meshard.resilience.feeding.wishing import Wanted
@@ -134,7 +138,19 @@ def _leaves(
             after,
             wired.itemsize,
             dtype_name(wired),
+            **_ends(source.sharding, place) if recipe.is_identity else {},
         )
+
+
+def _ends(source: Sharding, place: Sharding) -> dict[str, Any]:
+    """Return what a plan's entry says of an array that keeps its shape."""
+    texts = [repr(s.spec) if isinstance(s, NamedSharding) else "" for s in (source, place)]
+    return {
+        "source_text": texts[0],
+        "destination_text": texts[1],
+        "source_sharding": source,
+        "sharding": place,
+    }
 
 
 def _layout(sharding: Sharding, shape: tuple[int, ...], told: str) -> Layout:
@@ -198,7 +214,7 @@ def _turned(layout: Layout, order: Sequence[int]) -> Layout:
 
 @final
 @dataclass(frozen=True)
-class PublishPlan:
+class PublishPlan(Drawn):
     """What one version of a tree moves from job to job; prints as tables.
 
     Attributes:
@@ -268,13 +284,33 @@ class PublishPlan:
             batches = max(1, -(-plan.most_received // self.max_bytes))
         return simulate_many(moves, topology, together={frozenset(range(len(moves))): batches})
 
-    def __str__(self) -> str:
-        told = str(self.plan)
+    def _svg(self) -> Markup:
+        return self.plan._svg()
+
+    @property
+    def _facts(self) -> Iterator[Fact]:
+        """Yield the time, if there is a topology, beside that of the busiest port."""
+        if self.topology is None:
+            return
+        time, limit = self.simulation.facts
+        yield time
+        yield limit
+        bound = self.bound_seconds
+        beside = f"; the time is {self.seconds / bound:.2f} x that" * bool(bound)
+        yield Fact("port bound", time_text(bound), f"if messages cost nothing{beside}")
+
+    def _title(self) -> str:
+        told = f"Publish: {whole_text(self.bytes_moved)} for each version"
         if self.topology is None:
             return told
-        bound = self.bound_seconds
-        times = f", {self.seconds / bound:.2f} x that" if bound else ""
-        return f"{told}\n\n{self.simulation}\nport bound {time_text(bound)}{times}"
+        return f"{told}, {time_text(self.seconds)} on {self.topology.name}"
+
+    def _parts(self) -> Iterator[Markup]:
+        yield from Summary("", list(self._facts)).parts()
+        yield from self.plan._parts()
+
+    def __str__(self) -> str:
+        return f"{Summary(self._title(), list(self._facts)).text()}\n\n{self.plan}"
 
     def __repr__(self) -> str:
         return f"PublishPlan({len(self.plan.leaves)} moves, {self.bytes_moved} bytes)"

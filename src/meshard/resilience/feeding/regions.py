@@ -15,11 +15,16 @@ import numpy as np
 import xxhash
 
 from meshard.algebra.box import Box
+from meshard.plan.captions import count_text, size_unit, whole_text
+from meshard.plan.show.report import Table
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.resilience.feeding.offer import Offer, Wish
 from meshard.runtime.types import Block
 from meshard.weights.maps.recipe import Recipe, Term, copy_cast
 from meshard.weights.transfer.exchange import Held, Part, source_view, target_view, unique_view
 from meshard.weights.transfer.slabs import slabs_of
+
+_ROWS = 12
 
 
 @final
@@ -72,8 +77,8 @@ class Slab:
 
 
 @final
-class FeedPlan:
-    """What one process takes, and from whom.
+class FeedPlan(Summarized):
+    """What one process takes, and from whom; it prints as a table.
 
     Args:
         offer: what there is.
@@ -120,6 +125,28 @@ class FeedPlan:
     def nbytes(self) -> int:
         """The bytes that the process needs: each element once, in the smaller dtype."""
         return sum([region.term.unique * region.wired.itemsize for region in self.regions])
+
+    def _summary(self) -> Summary:
+        given = self.bytes_from
+        mean = self.nbytes / max(len(given), 1)
+        unit, most = size_unit(given.values()), max(given.values(), default=0)
+        title = (
+            f"Feed: process {self.taker} takes {whole_text(self.nbytes)} from "
+            f"{count_text(len(given), 'process')}"
+        )
+        balance = f"from one process at most, {most / mean if mean else 1.0:.2f} x the mean"
+        facts = [
+            Fact("needed", whole_text(self.nbytes), "each element once, in the smaller dtype"),
+            Fact("largest", whole_text(most), balance),
+            Fact("regions", f"{len(self.regions):,}", "boxes of arrays"),
+        ]
+        rows = [(f"{giver}", unit.text(n)) for giver, n in list(given.items())[:_ROWS]]
+        rest = len(given) - len(rows)
+        notes = [f"and {count_text(rest, 'more process')}"] if rest else []
+        return Summary(title, facts, [Table(("process", f"gives {unit.name}"), rows, "<>", notes)])
+
+    def __repr__(self) -> str:
+        return f"FeedPlan(process {self.taker}, {self.nbytes} bytes of {self.givers})"
 
     @property
     def givers(self) -> tuple[int, ...]:

@@ -136,6 +136,16 @@ def grow(spares: int | None = None) -> Recovery:
     Raises:
         TransportError: if others that live do not come in time, or have given up this process.
         ArgumentError: if ``spares`` is not a number of processes.
+
+    >>> import meshard
+    >>> from meshard import elastic
+    >>> from meshard.testing import simulate
+    >>> def program():
+    ...     while meshard.process_count() < 3:
+    ...         elastic.grow(spares=1)  # the spare waits here until it is taken in
+    ...     return meshard.process_count()
+    >>> simulate(2, 1, program, spares=1)
+    [3, 3, 3]
     """
     if spares is not None:
         spares = count_of(spares, "elastic.grow", "spares")

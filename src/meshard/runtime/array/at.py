@@ -7,8 +7,9 @@ door.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, NoReturn, TypeVar, final
 
+from meshard.errors import ArgumentError
 from meshard.runtime.doors import call
 from meshard.runtime.types import ArrayLike
 
@@ -24,6 +25,11 @@ class At(Generic[A]):
 
     def __getitem__(self, index: Any) -> Place[A]:
         return Place(self._x, index)
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise ArgumentError(
+            "Arrays are immutable: instead of x.at[index] = y write x = x.at[index].set(y)."
+        )
 
     def __repr__(self) -> str:
         return f"At({self._x!r})"

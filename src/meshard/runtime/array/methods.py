@@ -36,6 +36,7 @@ def _no_kind(kind: Any, order: Any, method: str) -> None:
 
 
 INSTEAD = {
+    "append": "arrays are immutable; use meshard.numpy.append(x, values)",
     "backward": "there is no automatic differentiation",
     "block_host_until_ready": "use x.block_until_ready()",
     "byteswap": "arrays have the machine's byte order; use np.asarray(x).byteswap()",

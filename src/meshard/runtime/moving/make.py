@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of, function_of, shape_of
+from meshard.algebra.arguments import described, flag_of, function_of, shape_of
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.errors import ArgumentError, ShardingError, TreeError
@@ -122,6 +122,11 @@ def device_put(
         target = as_sharding(device, what)
         check_same_values(x, [x], [target], what)
         return placed(x, target)
+    if isinstance(x, (Sharding, Device)):
+        raise ArgumentError(
+            "device_put: the first argument is the array and the second says where; got "
+            f"{described(x)} first. Write device_put(x, sharding)."
+        )
     leaves, structure = flatten_with_none(x)
     targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
     given_up = _given_up(donate, may_alias, x, what)

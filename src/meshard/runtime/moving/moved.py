@@ -240,7 +240,7 @@ class _Mover:
         self._check_alive(types)
         ways = self._ways(types)
         self._announce(ways)
-        with telling(progress, "resharding", first=world.process_index == world.first) as tell:
+        with telling(progress, "resharding", world=world) as tell:
             teller = _Teller(tell, sum([w.local_bytes for w in ways]) if tell else 0)
             try:
                 self._move(ways, teller)

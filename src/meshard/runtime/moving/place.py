@@ -248,6 +248,8 @@ def as_sharding(given: Any, what: str) -> Sharding | None:
     way = ""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 31:
         way = f" A device by its number is meshard.devices()[{given}]."
+    if isinstance(given, str):
+        way = " A device is one of meshard.devices(), such as meshard.devices()[0]."
     if isinstance(given, Mesh):
         way = f" A mesh needs a spec as well: NamedSharding(mesh, P({given.axis_names[0]!r}))."
     raise ArgumentError(

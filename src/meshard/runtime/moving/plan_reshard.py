@@ -20,7 +20,7 @@ from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import check_window
 from meshard.plan.plan import Plan, install_runner
 from meshard.plan.planner import PlanCache, PlanOptions, make_plan
-from meshard.plan.show.plan_text import array_text, layout_text
+from meshard.plan.views.words import array_text, layout_text
 from meshard.runtime.array.array import Array
 from meshard.runtime.missing import living_ids
 from meshard.runtime.moving.make import prefix_leaves

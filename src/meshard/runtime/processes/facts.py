@@ -15,7 +15,7 @@ from meshard.runtime.processes.whereabouts import Whereabouts
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a process says of itself.
 

@@ -126,8 +126,9 @@ class Membership:
                 del self._heard[index]
         elif topic == "decided":
             index, decision = letter
-            self._decided[index] = decision
-        else:
+            if decision.number > self.number:  # else it is over: all tell what all have decided
+                self._decided[index] = decision
+        elif letter.number > self.number:
             self._heard[letter.index] = letter
 
     def has_left(self, peer: int) -> bool:

@@ -27,13 +27,22 @@ from meshard.transforms.program.calls import (
     ConstraintCall,
     ForCall,
     MakeCall,
+    NumberCall,
     ScanCall,
     ShardMapCall,
     SwitchCall,
     WhileCall,
     WholeCall,
 )
-from meshard.transforms.program.program import Call, Eqn, Literal, Program, Var
+from meshard.transforms.program.program import (
+    Call,
+    Eqn,
+    Literal,
+    Program,
+    Var,
+    is_of_numbers,
+    number_of,
+)
 
 Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
@@ -72,6 +81,8 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
     if not any(flags):
         if eqn.call is not None:
             results = eqn.call.run(operands)
+        elif is_of_numbers(eqn, operands):
+            results = [number_of(eqn, operands)]
         else:
             found = bind(eqn.name, *operands, **dict(eqn.params))
             results = list(found) if isinstance(found, tuple) else [found]
@@ -249,6 +260,7 @@ CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
     ConstraintCall: _constraint,
     ArrayCall: _number,
     MakeCall: _one_by_one,
+    NumberCall: _one_by_one,
     WholeCall: _whole,
     ScanCall: _scan,
     ForCall: _for,

@@ -25,18 +25,18 @@ from meshard.runtime.types import dtype_name
 from meshard.transforms.body.body import Body
 from meshard.transforms.derivatives.levels import differentiable
 
-FLOAT0 = np.dtype([("float0", np.void, 0)])
+float0 = np.dtype([("float0", np.void, 0)])
 """The dtype of tangents and cotangents of integers and bools: it has no values but one."""
 
 
 def is_float0(x: Any) -> bool:
     """Whether a value is the tangent of an integer or a bool."""
-    return isinstance(x, np.ndarray) and x.dtype == FLOAT0
+    return isinstance(x, np.ndarray) and x.dtype == float0
 
 
 def float0_like(x: Any) -> np.ndarray[Any, Any]:
     """Return the one tangent that an integer or bool has."""
-    return np.zeros(np.shape(x) if type(x) in WEAK else x.shape, FLOAT0)
+    return np.zeros(np.shape(x) if type(x) in WEAK else x.shape, float0)
 
 
 def value_of(x: Any, told: str) -> Any:

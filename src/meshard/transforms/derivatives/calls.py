@@ -31,6 +31,7 @@ from meshard.transforms.program.calls import (
     ConstraintCall,
     ForCall,
     MakeCall,
+    NumberCall,
     ScanCall,
     ShardMapCall,
     SwitchCall,
@@ -334,7 +335,7 @@ class _Fors(CallRule):
         length = max(0, upper - lower)
 
         def turn(own: Values, now: Values, x: Values) -> tuple[list[Any], list[Any]]:
-            return evaluate(call.body, own, [x[0], *now]), []
+            return evaluate(call.body, own, [*NumberCall().run([x[0]]), *now]), []
 
         return _Turns(call.name, turn, captured, carry, [arange(lower, lower + length)], length, False)
 
@@ -543,6 +544,7 @@ CALLS.update(
         ConstraintCall: _Constraint(),
         ArrayCall: _Number(),
         MakeCall: _Made(),
+        NumberCall: _Made(),
         WholeCall: _Wholes(),
         ScanCall: _Scans(),
         ForCall: _Fors(),

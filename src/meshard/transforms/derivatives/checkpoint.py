@@ -57,7 +57,7 @@ def checkpoint(
     Source: the semantics are those of ``jax.checkpoint``.
 
     >>> import meshard, meshard.numpy as mnp
-    >>> layer = meshard.checkpoint(lambda x: mnp.sin(mnp.sin(x)))
+    >>> layer = meshard.remat(lambda x: mnp.sin(mnp.sin(x)))
     >>> round(float(meshard.grad(layer)(1.0)), 4)
     0.36
     """

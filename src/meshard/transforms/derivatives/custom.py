@@ -100,7 +100,7 @@ class _Custom:
         return trees.unflatten(own.out_tree, found)
 
 
-class custom_jvp(_Custom):  # noqa: N801  (the name is JAX's)
+class custom_jvp(_Custom):
     """A function with a derivative of its own: how its tangents follow from its arguments'.
 
     Args:
@@ -246,7 +246,7 @@ def _fits(t: Any, y: Any, name: str, what: str) -> Any:
     return made
 
 
-class custom_vjp(_Custom):  # noqa: N801  (the name is JAX's)
+class custom_vjp(_Custom):
     """A function with a derivative of its own: how cotangents are pulled back through it.
 
     Args:

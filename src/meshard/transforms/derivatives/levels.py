@@ -250,14 +250,14 @@ class Level(Following, ABC):
         if not any(map(self.knows, operands)):
             return found
         results = list(found) if isinstance(found, tuple) else [found]
-        values = [self.left(x) for x in operands]
-        if all(type(x) in WEAK for x in values):  # what numbers make leaves dtypes to the others
-            results = [y.item() if _is_number(y) else y for y in results]
 
         def again(*values: Any) -> list[Any]:
             made = bind(name, *values, **dict(params))
             return list(made) if isinstance(made, tuple) else [made]
 
+        values = [self.left(x) for x in operands]
+        if all(type(x) in WEAK for x in values) and "dtype" not in dict(params):
+            results = [_number(y) for y in results]
         with beneath(self.below):
             site = Site(name, dict(params), values, results, again)
             handles = self.follow(site, None, operands)
@@ -349,8 +349,7 @@ class Level(Following, ABC):
             several.append(isinstance(found, (list, tuple)))
             return found
 
-        left = [self.left(x) for x in operands]
-        given = [as_array(x) if type(x) in WEAK else x for x in left]
+        given = [as_array(self.left(x)) for x in operands]
         with beneath(self.below):
             below = current()
             call = below.at_run_time if values else below.when_laid_out
@@ -384,9 +383,9 @@ class Level(Following, ABC):
         return self.called(ConstraintCall(type_.sharding, what), [x])[0]
 
 
-def _is_number(x: Any) -> bool:
-    """Whether a value is an array of one number as Python has them."""
-    return type(x) is Array and x.dtype in (np.dtype(float), np.dtype(complex)) and not x.shape
+def _number(y: Any) -> Any:
+    """Return what an operation made of Python numbers alone as one, whose dtype is open still."""
+    return y.item() if type(y) is Array and y.dtype.kind in "ifc" else y
 
 
 def differentiable(x: Any) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.engine.accept import WEAK
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.body.body import COLLECTIVES, Body, Decided, OnCells, Runner, decided
@@ -23,7 +25,7 @@ from meshard.transforms.body.recording_wires import (
 )
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.executable import Moving, NamedPart, Run, nothing_around
-from meshard.transforms.program.program import Eqn, Literal
+from meshard.transforms.program.program import Eqn, Literal, is_of_numbers, number_of
 
 CellKind = GridKind | type[Any]
 """What a value of a body is: a grid's kind, or the type of a Python number."""
@@ -66,7 +68,7 @@ def as_called(call: Any) -> Run:
     """Return what runs a call as it is run where nothing is lowered."""
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        return one_or_all([body.lift(x) for x in call.run(values)])
+        return one_or_all([x if type(x) in WEAK else body.lift(x) for x in call.run(values)])
 
     return run
 
@@ -95,7 +97,14 @@ def row_step(body: Body, eqn: Eqn, operands: Sequence[Any]) -> tuple[list[Any], 
     if scope.auto and eqn.name not in COLLECTIVES:
         told = _wires_of_parts(scope, eqn, operands)
     run = _runner(scope, eqn, kinds, first)
+    if results[0].kind.weak is not None:
+        return results, Does(partial(_number_if_of_numbers, eqn, run))
     return results, Does(run, told, on_cells=_on_cells(scope, eqn, kinds, results, does))
+
+
+def _number_if_of_numbers(eqn: Eqn, run: Any, body: Body, values: Sequence[Any]) -> Any:
+    """Run an operation whose result stands for a Python number: one on numbers gives one."""
+    return number_of(eqn, values) if is_of_numbers(eqn, values) else run(body, values)
 
 
 def _on_cells(

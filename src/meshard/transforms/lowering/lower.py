@@ -38,6 +38,7 @@ from meshard.transforms.lowering.executable import (
 from meshard.transforms.lowering.lowered_calls import lowered_call
 from meshard.transforms.lowering.lowered_steps import (
     as_number_array,
+    as_python_number,
     converted,
     create,
     ensured,
@@ -45,7 +46,13 @@ from meshard.transforms.lowering.lowered_steps import (
 )
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
-from meshard.transforms.program.calls import ArrayCall, ConstraintCall, MakeCall, opened
+from meshard.transforms.program.calls import (
+    ArrayCall,
+    ConstraintCall,
+    MakeCall,
+    NumberCall,
+    opened,
+)
 from meshard.transforms.program.program import (
     Atom,
     Eqn,
@@ -202,6 +209,8 @@ class _Lowering:
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
+            elif isinstance(eqn.call, NumberCall):
+                self._add(_Group(as_python_number), eqn, (int,))
             elif isinstance(eqn.call, MakeCall):
                 self._make(eqn, eqn.call, results)
             else:

@@ -37,6 +37,11 @@ def as_number_array(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) ->
     return as_array(operands[0], dtype)
 
 
+def as_python_number(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return an array of one integer as a Python number."""
+    return int(operands[0])
+
+
 def converted(
     run: Callable[..., Any],
     made: tuple[bool, ...],

@@ -15,6 +15,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.spec import PartitionSpec
+from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import current
 from meshard.runtime.moving.place import as_array, placed
@@ -79,6 +80,40 @@ class ArrayCall:
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the number as an array."""
         return [as_array(operands[0], self.dtype)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NumberCall:
+    """One operand, an integer that is the same everywhere, as a Python number."""
+
+    name = "number"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the number; in a body that is only typed a value that stands for one."""
+        (x,) = operands
+        if type(x) is AbstractArray:
+            return [AbstractArray(x._type, int)]
+        if isinstance(x, AbstractArray):  # of a program that is being traced
+            found: list[Any] = x.recorder.result(self.name, (), [x], [(x._type, int)], self)
+            return found
+        if type(x) is not Grid:
+            return [int(x)]
+        known = [cell for cell in x.cells if cell is not None]
+        kind = x.body.scope.kind(x.kind.type, x.kind.extent, x.kind.varies, int)
+        made = [int(known[0])] if known else [Grid(x.body, kind, (None,) * len(x.cells))]
+        recorder = x.body.recorder
+        return made if recorder is None else recorder.made(self, [x], made)
 
 
 @final

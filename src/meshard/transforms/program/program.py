@@ -21,7 +21,7 @@ from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import Params, bind
+from meshard.runtime.doors import Params, beneath, bind
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.scope import GridKind
@@ -208,6 +208,8 @@ def evaluate(
         with told(eqn.line):
             if eqn.call is not None:
                 results: Sequence[Any] = eqn.call.run(operands)
+            elif is_of_numbers(eqn, operands):
+                results = (number_of(eqn, operands),)
             else:
                 found = binding(eqn.name, *operands, **dict(eqn.params))
                 results = found if len(targets) > 1 else (found,)
@@ -216,6 +218,21 @@ def evaluate(
     return [
         x.value if isinstance(x, Literal) else values[program.numbers[x]] for x in program.outputs
     ]
+
+
+def is_of_numbers(eqn: Eqn, operands: Sequence[Any]) -> bool:
+    """Whether an operation is one on Python numbers alone, and gives one."""
+    if len(eqn.outputs) != 1 or not all(isinstance(x, (int, float, complex)) for x in operands):
+        return False
+    aval = eqn.outputs[0].aval
+    weak = aval.weak if isinstance(aval, GridKind) else eqn.outputs[0].weak
+    return weak is not None
+
+
+def number_of(eqn: Eqn, operands: Sequence[Any]) -> Any:
+    """Return what an operation on Python numbers gives, which takes the dtype of what it meets."""
+    with beneath(()):
+        return bind(eqn.name, *operands, **dict(eqn.params)).item()
 
 
 def _untold(line: str) -> contextlib.AbstractContextManager[None]:

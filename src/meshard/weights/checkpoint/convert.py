@@ -14,9 +14,10 @@ from typing import Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, flag_of, path_of
 from meshard.errors import ArgumentError
-from meshard.plan.captions import bytes_text
+from meshard.plan.captions import count_text, whole_text
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.runtime.agree import meet
 from meshard.runtime.moving.place import as_sharding, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -37,7 +38,7 @@ from meshard.weights.transfer.reading import slab_bytes_of
 
 @final
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(Summarized):
     """What a conversion does. It prints as a summary.
 
     Attributes:
@@ -60,17 +61,17 @@ class Conversion:
     bytes_written: int
     peak_bytes: int
 
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"Convert {self.source} ({self.source_format}) to {self.target} "
-                f"({self.target_format})",
-                f"  tensors  {self.tensors:,}",
-                f"  read     {bytes_text(self.bytes_read)}",
-                f"  written  {bytes_text(self.bytes_written)}",
-                f"  held     at most {bytes_text(self.peak_bytes)} in one process",
-            ]
+    def _summary(self) -> Summary:
+        title = (
+            f"Convert {whole_text(self.bytes_read)} of {self.source} ({self.source_format}) to "
+            f"{self.target} ({self.target_format})"
         )
+        facts = [
+            Fact("read", whole_text(self.bytes_read), count_text(self.tensors, "tensor")),
+            Fact("written", whole_text(self.bytes_written)),
+            Fact("held", whole_text(self.peak_bytes), "in one process at most"),
+        ]
+        return Summary(title, facts)
 
 
 def convert(
@@ -108,7 +109,8 @@ def convert(
         dry_run: whether to write nothing, and return what would be done.
         progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
             longer than a second; or a function, which each process calls with the bytes that it has
-            written, and those that it will have written.
+            written, and those that it will have written. In a program of several processes, an
+            error that it raises is raised when the work is done.
 
     Returns:
         What was done.
@@ -155,7 +157,7 @@ def convert(
         limits = Limits(overwrite, shard_bytes)
         request = Request(world, root, tree, {}, sources, limits, files=Gatherer(catalogue))
         total = found.bytes_written // len(world.processes)
-        with telling(asked, "converting", first=world.process_index == world.first) as tell:
+        with telling(asked, "converting", world=world, patient=world.process_count > 1) as tell:
             job = request.job(kind, slab, told=adding(tell, total))
             job.start()
             job.run()

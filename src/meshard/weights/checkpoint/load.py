@@ -66,7 +66,8 @@ def load(
         max_bytes: the most bytes that a process holds besides the arrays; None for 4 MiB a thread.
         progress: True shows a bar on process 0, False none, and None one on a terminal if loading
             takes longer than a second; or a function, which each process calls with the bytes that
-            it has read, and those that it will have read.
+            it has read, and those that it will have read. In a program of several processes, an
+            error that it raises is raised when the work is done.
 
     Returns:
         The tree, with committed arrays where shardings were given. Names of one saved array, as of
@@ -100,7 +101,7 @@ def load(
             told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
             meet(world, world.processes, told_of)
         total = plan.reading.bytes_read[world.process_index]
-        with telling(asked, "loading", first=world.process_index == world.first) as tell:
+        with telling(asked, "loading", world=world, patient=world.process_count > 1) as tell:
             arrays = run_load(world, plan.reading, request.catalogue, adding(tell, total))
     finally:
         request.catalogue.reader.close()

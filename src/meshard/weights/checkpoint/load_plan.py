@@ -10,8 +10,9 @@ from typing import final
 
 import xxhash
 
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import count_text, size_unit, whole_text
 from meshard.plan.show.report import Table
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.weights.transfer.reading import ReadingPlan
 
 _ROWS = 12
@@ -19,7 +20,7 @@ _ROWS = 12
 
 @final
 @dataclass(frozen=True)
-class LoadPlan:
+class LoadPlan(Summarized):
     """What a load will read and move; it prints as a table.
 
     Attributes:
@@ -69,21 +70,24 @@ class LoadPlan:
         most = max(self.reading.bytes_needed, default=0)
         return most + self.reading.round_bytes
 
-    def __str__(self) -> str:
+    def _summary(self) -> Summary:
         plan, count = self.reading, self.reading.processes
         mean = self.bytes_read / max(1, count)
         ratio = self.largest_reader_bytes / mean if mean else 1.0
-        head = [
-            f"Load {count_text(len(plan.wanted), 'array')}, {bytes_text(self.bytes_read)}, from "
-            f"{self.path} ({self.format}) by {count_text(count, 'process')}",
-            f"  read     {bytes_text(self.bytes_read)}, each stored byte once; the largest reader "
-            f"{bytes_text(self.largest_reader_bytes)}, {ratio:.2f} x the mean",
-            f"  moved    {bytes_text(self.bytes_moved)} between processes; at least "
-            f"{bytes_text(self.lower_bound_bytes)}",
-            f"  held     at most {bytes_text(self.peak_bytes)} in one process",
-            "",
+        moved, least = self.bytes_moved, self.lower_bound_bytes
+        beside = f", {moved / least:.2f} x the least possible" if least else ""
+        balance = f"by one process at most, {ratio:.2f} x the mean"
+        facts = [
+            Fact("read", whole_text(self.bytes_read), "each stored byte once"),
+            Fact("largest", whole_text(self.largest_reader_bytes), balance),
+            Fact("moved", whole_text(moved), f"between processes{beside}"),
+            Fact("held", whole_text(self.peak_bytes), "in one process at most"),
         ]
-        return "\n".join([*head, self._table().text()])
+        title = (
+            f"Load {count_text(len(plan.wanted), 'array')}, {whole_text(self.bytes_read)}, from "
+            f"{self.path} ({self.format}) by {count_text(count, 'process')}"
+        )
+        return Summary(title, facts, [self._table()])
 
     def _table(self) -> Table:
         plan = self.reading
@@ -91,15 +95,16 @@ class LoadPlan:
         for slab in plan.slabs:
             counted[slab.tensor] = counted.get(slab.tensor, 0) + 1
         order = sorted(range(len(plan.wanted)), key=lambda k: (-plan.wanted[k].nbytes, k))
+        unit = size_unit([w.nbytes for w in plan.wanted])
         rows = []
         for k in order[:_ROWS]:
             w = plan.wanted[k]
             how = self._how(counted.get(k, 0))
             shape = ",".join(map(str, w.recipe.shape))
-            rows.append((w.name, f"{w.recipe.dtype.name}[{shape}]", bytes_text(w.nbytes), how))
+            rows.append((w.name, f"{w.recipe.dtype.name}[{shape}]", unit.text(w.nbytes), how))
         more = len(order) - len(rows)
         notes = [f"and {more:,} smaller arrays"] if more > 0 else []
-        return Table(("array", "type", "bytes", "read"), rows, "<<><", notes)
+        return Table(("array", "type", unit.name, "read"), rows, "~<>~", notes)
 
     def _how(self, slabs: int) -> str:
         if not slabs:

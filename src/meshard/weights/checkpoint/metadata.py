@@ -75,7 +75,7 @@ class Metadata(Pictured):
         yield self.table(_PAGE_ROWS).html()
 
     def table(self, rows: int | None = _ROWS) -> Table:
-        """Return the tensors as a table, the first so many of them; None for all."""
+        """Return the first ``rows`` tensors as a table; all of them if it is None."""
         if rows is not None:
             rows = count_of(rows, "Metadata.table", "rows")
         names = list(self.tensors)

@@ -75,7 +75,8 @@ def save(
             background, while the program may go on, and delete or donate the arrays.
         progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
             longer than a second; or a function, which each process calls with the bytes that it has
-            written, and those that it will have written. A save in the background shows none.
+            written, and those that it will have written. A save in the background shows none. In a
+            program of several processes, an error that it raises is raised when the work is done.
 
     Returns:
         The handle of the save: `SaveHandle.wait` raises its error.
@@ -119,7 +120,7 @@ def save(
         handle._start(world, request.job(kind, slab, wait=False).run_alone)
         return handle
     total = sum([s.entry.nbytes for s in sources]) // len(world.processes)
-    with telling(asked, "saving", first=world.process_index == world.first) as tell:
+    with telling(asked, "saving", world=world, patient=world.process_count > 1) as tell:
         job = request.job(kind, slab, told=adding(tell, total))
         job.start()
         job.run()

@@ -13,7 +13,8 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ArgumentError
-from meshard.plan.captions import bytes_text, count_text
+from meshard.plan.captions import count_text, whole_text
+from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import home
 from meshard.runtime.moving.structs import ShapeDtypeStruct
@@ -25,7 +26,7 @@ from meshard.weights.native.structure import named
 
 @final
 @dataclass(frozen=True)
-class SavePlan:
+class SavePlan(Summarized):
     """What a save in meshard's own format writes. It prints as a summary.
 
     Attributes:
@@ -48,19 +49,18 @@ class SavePlan:
         """The most bytes that one process writes."""
         return max(self.bytes_written.values(), default=0)
 
-    def __str__(self) -> str:
-        count = len(self.bytes_written)
+    def _summary(self) -> Summary:
+        count, largest = len(self.bytes_written), self.largest_writer_bytes
         mean = self.nbytes / max(1, count)
-        ratio = self.largest_writer_bytes / mean if mean else 1.0
-        return "\n".join(
-            [
-                f"Save {count_text(self.arrays, 'array')}, {bytes_text(self.nbytes)}, by "
-                f"{count_text(count, 'process')}",
-                f"  written   each element once; the largest writer "
-                f"{bytes_text(self.largest_writer_bytes)}, {ratio:.2f} x the mean",
-                f"  manifest  {bytes_text(len(self.manifest.encode()))}",
-            ]
-        )
+        ratio = largest / mean if mean else 1.0
+        arrays, processes = count_text(self.arrays, "array"), count_text(count, "process")
+        balance = f"by one process at most, {ratio:.2f} x the mean"
+        facts = [
+            Fact("written", whole_text(self.nbytes), "each element once"),
+            Fact("largest", whole_text(largest), balance),
+            Fact("manifest", whole_text(len(self.manifest.encode()))),
+        ]
+        return Summary(f"Save {arrays}, {whole_text(self.nbytes)}, by {processes}", facts)
 
 
 def plan_save(tree: Any, *, dtype: Any = None) -> SavePlan:

@@ -27,7 +27,8 @@ def verify(path: Files, *, step: int | None = None, progress: Progress = None) -
         step: see `load`.
         progress: True shows a bar on process 0, False none, and None one on a terminal if it takes
             longer than a second; or a function, which each process calls with the bytes that it has
-            read, and about those that it will have read.
+            read, and about those that it will have read. In a program of several processes, an
+            error that it raises is raised when the work is done.
 
     Raises:
         MissingFileError: if there is no complete checkpoint at all.
@@ -51,19 +52,19 @@ def verify(path: Files, *, step: int | None = None, progress: Progress = None) -
     if world.process_count > 1:
         meet(world, everybody, f"`{what}` of {path}")
     found: list[Damage] = []
-    try:
-        catalogue = opened(path, step, what, checked=True)
-    except (CorruptFileError, MissingFileError) as error:
-        if isinstance(error, MissingFileError) and not is_checkpoint(path, step, what):
-            raise
-        found.append(Damage(str(path), str(error)))
-    else:
+    with telling(asked, "verifying", world=world, patient=world.process_count > 1) as tell:
         try:
-            count = len(everybody)
-            total = checked_bytes(catalogue) // count
-            with telling(asked, "verifying", first=world.process_index == world.first) as tell:
-                found += damages(catalogue, world.place, count, adding(tell, total))
-        finally:
-            catalogue.reader.close()
-    told: list[Any] = world.transport.all_gather(found, everybody)
-    return list(dict.fromkeys([damage for some in told for damage in some]))
+            catalogue = opened(path, step, what, checked=True)
+        except (CorruptFileError, MissingFileError) as error:
+            if isinstance(error, MissingFileError) and not is_checkpoint(path, step, what):
+                raise
+            found.append(Damage(str(path), str(error)))
+        else:
+            try:
+                count = len(everybody)
+                told = adding(tell, checked_bytes(catalogue) // count)
+                found += damages(catalogue, world.place, count, told)
+            finally:
+                catalogue.reader.close()
+        all_found: list[Any] = world.transport.all_gather(found, everybody)
+    return list(dict.fromkeys([damage for some in all_found for damage in some]))

@@ -266,7 +266,7 @@ class _Mapping:
             self._note(world, results, arrays)
         total = sum([b.volume * r.recipe.dtype.itemsize for r in results for b in _mine(world, r)])
         progress = checked_progress(options.progress, what)
-        with telling(progress, "resharding", first=world.process_index == world.first) as tell:
+        with telling(progress, "resharding", world=world, patient=world.process_count > 1) as tell:
             made = move(world, results, sources, window, adding(tell, total))
         found = {r.name: a for r, a in zip(results, made, strict=True)}
         if donate:

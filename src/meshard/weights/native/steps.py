@@ -61,6 +61,14 @@ def latest(path: str | Path) -> int | None:
 
     Raises:
         MissingFileError: if there is no such folder.
+
+    >>> import numpy as np, tempfile
+    >>> from meshard.checkpoint import latest, save
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for step in (10, 20):
+    ...         handle = save(folder, {"w": np.arange(4.0)}, step=step)
+    ...     latest(folder)
+    20
     """
     found = steps(path)
     return found[-1] if found else None

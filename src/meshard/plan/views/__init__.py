@@ -1,0 +1,1 @@
+"""Plans from outside: as text, as pages, as pictures, and as JSON."""
