@@ -152,7 +152,7 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     **_named(lambda: np.int32, "index_dtype"),
     **_named(lambda: random.key(0), "key"),
     **_named(lambda: "x", "axis_name"),
-    **_named(lambda: lambda x: x, "f true_fun false_fun function cond_fun"),
+    **_named(lambda: lambda x: x, "f true_fun false_fun function cond_fun pyfunc"),
     **_named(lambda: lambda i, x: x, "fn body_fun computation"),
 }
 """A valid argument for each required parameter, by its name."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, final
 
-from meshard.ops.derivatives.kinds import Derivative, Linear, Partials, Site, Tangents, Values
+from meshard.ops.derivatives.kinds import (
+    Derivative,
+    Linear,
+    Partials,
+    Pulls,
+    Site,
+    Tangents,
+    Values,
+)
 from meshard.ops.derivatives.shapes import dtype_of, is_differentiable
 from meshard.runtime.doors import bind
 
@@ -59,7 +68,7 @@ def _power_of_exponent(y: Any, a: Any, b: Any) -> Any:
 def _absolute(site: Site, tangents: Values) -> list[Any]:
     (t,) = tangents
     if not is_complex(site.x):
-        return [_mul(t, o.sign(site.x))]
+        return [_mul(t, o.where(o.less(site.x, 0), -1.0, 1.0))]
     return [o.real(_mul(t, o.conjugate(o.sign(site.x))))]
 
 
@@ -99,9 +108,19 @@ def _divmod(site: Site, tangents: Values) -> list[Any]:
     return [None, a if less is None else less if a is None else o.add(a, less)]
 
 
-def _astype(site: Site, tangents: Values) -> list[Any]:
-    (t,) = tangents
-    return [t if is_differentiable(site.y) else None]
+def _trigamma(y: Any, x: Any) -> Any:
+    """Return the derivative of digamma, by recurrence and an asymptotic series."""
+    mirrored = o.less(x, 0.5)
+    z = o.where(mirrored, o.subtract(1, x), x)
+    terms = [o.reciprocal(o.square(o.add(z, k))) for k in range(10)]
+    r = o.reciprocal(o.add(z, 10))
+    squared, series = o.square(r), 5 / 66
+    for c in (1 / 30, 1 / 42, 1 / 30, 1 / 6):
+        series = o.subtract(c, _mul(squared, series))
+    series = o.add(o.add(r, _mul(squared, 0.5)), _mul(_mul(r, squared), series))
+    found = functools.reduce(o.add, terms, series)
+    sine = o.where(mirrored, o.sin(_mul(x, math.pi)), 1)
+    return o.where(mirrored, o.subtract(o.square(_over(math.pi, sine)), found), found)
 
 
 _INVERSE_LOG2, _LN2, _LN10 = 1 / math.log(2), math.log(2), math.log(10)
@@ -146,7 +165,7 @@ UNARY: dict[str, Any] = {
     "erfc": lambda y, x: _mul(o.exp(o.negative(o.square(x))), -_ERF),
     "erfinv": lambda y, x: _mul(o.exp(o.square(y)), 1 / _ERF),
     "lgamma": lambda y, x: o.digamma(x),
-    "digamma": lambda y, x: o.polygamma(1, x),
+    "digamma": _trigamma,
     "logistic": lambda y, x: _mul(y, o.subtract(1, y)),
     "nan_to_num": lambda y, x, **_: o.isfinite(x),
     "reduce_precision": 1.0,
@@ -228,7 +247,7 @@ OTHERS: dict[str, Derivative] = {
     "conjugate": Linear(lambda site, i, g: o.conjugate(g[0])),
     "complex": Linear(_complex),
     "where": Linear(_where, of=(1, 2)),
-    "astype": Tangents(_astype),
+    "astype": Pulls(lambda site, t: t, lambda site, g, wanted: g),
     "divmod": Tangents(_divmod),
     "modf": Tangents(lambda site, t: [t[0], None]),
     "frexp": Tangents(lambda site, t: [_mul(t[0], o.exp2(o.negative(site.results[1]))), None]),
@@ -240,7 +259,11 @@ OTHERS: dict[str, Derivative] = {
         )
     ),
     "interpolate_at": Partials(
-        (lambda y, a, b, part: o.subtract(1, part), lambda y, a, b, part: part, None)
+        (
+            lambda y, a, b, part: o.subtract(1, part),
+            lambda y, a, b, part: part,
+            lambda y, a, b, part: o.subtract(b, a),
+        )
     ),
 }
 

@@ -11,14 +11,20 @@ holomorphic function multiplies by its derivative.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-from meshard.ops.array.create import zeros_like
+from meshard.ops.array import create
 from meshard.ops.derivatives.shapes import shrunk, tangent_like
 from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
 
 Values = Sequence[Any]
+_NUMBERS = (bool, int, float, complex)
+
+
+def _array(x: Any) -> Any:
+    return as_array(x) if isinstance(x, _NUMBERS) else x
 
 
 @final
@@ -39,6 +45,12 @@ class Site:
     operands: Values
     results: Values
     again: Callable[..., list[Any]]
+
+    def of_arrays(self) -> Site:
+        """Return the same with arrays for Python numbers."""
+        if not any(isinstance(x, _NUMBERS) for x in self.operands):
+            return self
+        return replace(self, operands=[_array(x) for x in self.operands])
 
     @property
     def x(self) -> Any:
@@ -155,7 +167,7 @@ class Linear(Derivative):
         if self.together:
             for i in self._own(site):
                 t = tangents[i]
-                given[i] = zeros_like(given[i]) if t is None else t
+                given[i] = _zero(given[i]) if t is None else t
             return site.again(*given)
         rows = []
         for i in own:
@@ -164,11 +176,11 @@ class Linear(Derivative):
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
         """Return what the transposed operation makes of cotangents."""
-        own = self._own(site)
+        own, whole = self._own(site), site.of_arrays()
         found: list[Any] = [None] * len(site.operands)
         for i in own:
             if wanted[i]:
-                g = self.transpose(site, i, cotangents)
+                g = self.transpose(whole, i, cotangents)
                 found[i] = None if g is None else shrunk(g, site.operands[i])
         return found
 
@@ -189,7 +201,7 @@ class Tangents(Derivative):
         """Return what the formula gives."""
         return [
             None if t is None else tangent_like(t, y)
-            for t, y in zip(self.formula(site, tangents), site.results, strict=True)
+            for t, y in zip(self.formula(site.of_arrays(), tangents), site.results, strict=True)
         ]
 
 
@@ -210,16 +222,26 @@ class Pulls(Derivative):
         """Return what the forward formula gives."""
         return [
             None if t is None else tangent_like(t, y)
-            for t, y in zip(self.forward(site, tangents), site.results, strict=True)
+            for t, y in zip(self.forward(site.of_arrays(), tangents), site.results, strict=True)
         ]
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
         """Return what the backward formula gives."""
-        found = self.backward(site, cotangents, wanted)
+        found = self.backward(site.of_arrays(), cotangents, wanted)
         return [
             None if g is None or not want else shrunk(g, x)
             for g, x, want in zip(found, site.operands, wanted, strict=True)
         ]
+
+
+def zeros_like(x: Any, dtype: Any = None) -> Any:
+    """Return zeros like an array or a number."""
+    return create.zeros_like(_array(x), dtype=dtype)
+
+
+def _zero(x: Any) -> Any:
+    """Return zeros like a value; for a Python number one that leaves dtypes to the others."""
+    return type(x)(0) if isinstance(x, _NUMBERS) else zeros_like(x)
 
 
 def times(g: Any, factor: Any) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from meshard.errors import DerivativeError
-from meshard.ops.array.create import zeros_like
+from meshard.ops.array.create import zeros, zeros_like
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Values
+from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values
 
 
 def _reshape(site: Site, number: int, g: Values) -> Any:
@@ -59,8 +60,8 @@ def _take_positions(site: Site, number: int, g: Values) -> Any:
     for dim, (positions,) in site.params["dims"]:
         shape = [site.x.shape[d] if d == dim else n for d, n in enumerate(found.shape)]
         places = np.asarray(positions, np.int64)
-        zeros = zeros_like(site.x, shape=tuple(shape), dtype=found.dtype)
-        found = o.scatter(zeros, moveaxis(found, dim, 0), places, arrays=(dim,), how="add")
+        empty = zeros_like(site.x, shape=tuple(shape), dtype=found.dtype)
+        found = o.scatter(empty, moveaxis(found, dim, 0), places, arrays=(dim,), how="add")
     return found
 
 
@@ -81,8 +82,7 @@ def _triangle(site: Site, number: int, g: Values) -> Any:
 
 def _on_diagonal(site: Site, number: int, g: Values) -> Any:
     k, count = site.params["k"], site.x.shape[0]
-    first = max(-k, 0)
-    size = max(0, min(count - first, site.params["columns"] - max(k, 0)))
+    first, size = max(-k, 0), max(0, count - abs(k))
     found = o.diagonal(g[0], dims=(0, 1), k=k, size=size)
     return o.pad_zeros(found, dims=((0, (first, count - first - size)),))
 
@@ -91,8 +91,8 @@ def _diagonal(site: Site, number: int, g: Values) -> Any:
     (rows, columns), k = site.params["dims"], site.params["k"]
     steps = np.arange(site.params["size"])
     places = (steps + max(-k, 0), steps + max(k, 0))
-    zeros = zeros_like(site.x, dtype=g[0].dtype)
-    return o.scatter(zeros, moveaxis(g[0], -1, 0), *places, arrays=(rows, columns), how="add")
+    empty = zeros_like(site.x, dtype=g[0].dtype)
+    return o.scatter(empty, moveaxis(g[0], -1, 0), *places, arrays=(rows, columns), how="add")
 
 
 def _einsum_diagonal(site: Site, number: int, g: Values) -> Any:
@@ -120,8 +120,8 @@ def _einsum_diagonal(site: Site, number: int, g: Values) -> Any:
 
 
 def _dynamic_slice(site: Site, number: int, g: Values) -> Any:
-    zeros = zeros_like(site.x, dtype=g[0].dtype)
-    return o.dynamic_update_slice(zeros, g[0], *site.operands[1:], wrap=site.params["wrap"])
+    empty = zeros_like(site.x, dtype=g[0].dtype)
+    return o.dynamic_update_slice(empty, g[0], *site.operands[1:], wrap=site.params["wrap"])
 
 
 def _dynamic_update(site: Site, number: int, g: Values) -> Any:
@@ -141,25 +141,52 @@ def _gather(site: Site, number: int, g: Values) -> Any:
     dims, at = site.params["dims"], site.params["at"]
     places = site.operands[1:]
     value = _places_first(g[0], np.ndim(places[0]), at)
-    zeros = zeros_like(site.x, dtype=g[0].dtype)
-    return o.scatter(zeros, value, *places, arrays=dims, how="add")
+    empty = zeros_like(site.x, dtype=g[0].dtype)
+    return o.scatter(empty, value, *places, arrays=dims, how="add")
 
 
-def _scatter(site: Site, number: int, g: Values) -> Any:
-    arrays, how = site.params["arrays"], site.params["how"]
-    _, value, *places = site.operands
-    if how not in ("set", "add", "subtract"):
-        raise DerivativeError(
-            f"x.at[...].{how}: there is a derivative of set and add only, since positions may "
-            "repeat. Compute the new values first, as in x.at[i].set(x[i] * v)."
-        )
-    if number == 0:
-        if how != "set":
-            return g[0]
-        zeros = zeros_like(value, dtype=g[0].dtype)
-        return o.scatter(g[0], zeros, *places, arrays=arrays, how="set")
+def _check_scatter(site: Site, moved: Sequence[bool]) -> str:
+    """Return how values are scattered; refuse what has no derivative with respect to those moved."""
+    how: str = site.params["how"]
+    if how in ("set", "add", "subtract") or (how in ("multiply", "divide") and not moved[1]):
+        return how
+    raise DerivativeError(
+        f"x.at[...].{how}(v) has no derivative with respect to {'v' if moved[1] else 'x'}, since "
+        "positions may repeat. Compute the new values first, as in x.at[i].set(x[i] * v)."
+    )
+
+
+def _scatter_forward(site: Site, t: Values) -> list[Any]:
+    how = _check_scatter(site, [x is not None for x in t])
+    x, value, *places = site.operands
+    change = zeros_like(x) if t[0] is None else t[0]
+    if how in ("set", "add", "subtract"):
+        value = zeros_like(value) if t[1] is None else t[1]
+    return site.again(change, value, *places)
+
+
+def _scatter_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
+    how, arrays = _check_scatter(site, wanted), site.params["arrays"]
+    x, value, *places = site.operands
+    (to_x,) = g
+    if how in ("multiply", "divide"):
+        return [site.again(g[0], value, *places)[0], None, *[None] * len(places)]
     found = o.gather(g[0], *places, dims=arrays, at=0)
-    return o.negative(found) if how == "subtract" else found
+    if how == "set":
+        to_x = site.again(g[0], zeros_like(value, dtype=g[0].dtype), *places)[0]
+        last = _written_last(x.shape, arrays, places)
+        found = o.where(reshape(last, (*last.shape, *[1] * (found.ndim - last.ndim))), found, 0)
+    found = o.negative(found) if how == "subtract" else found
+    return [to_x, found, *[None] * len(places)]
+
+
+def _written_last(shape: Sequence[int], arrays: Sequence[int], places: Values) -> Any:
+    """Return for positions whether what is set there stays: of those that repeat, the last does."""
+    numbers = np.arange(int(np.prod(places[0].shape))).reshape(places[0].shape)
+    empty = zeros([shape[d] for d in arrays], numbers.dtype)
+    dims = tuple(range(len(arrays)))
+    written = o.scatter(empty, numbers, *places, arrays=dims, how="set")
+    return o.equal(o.gather(written, *places, dims=dims, at=0), numbers)
 
 
 def _take_along(site: Site, number: int, g: Values) -> Any:
@@ -177,8 +204,8 @@ def _take_along(site: Site, number: int, g: Values) -> Any:
                     steps.reshape([-1 if e == d else 1 for e in range(len(shape))]), shape
                 )
             )
-    zeros = zeros_like(x, dtype=g[0].dtype)
-    return o.scatter(zeros, g[0], *own, arrays=tuple(range(len(shape))), how="add")
+    empty = zeros_like(x, dtype=g[0].dtype)
+    return o.scatter(empty, g[0], *own, arrays=tuple(range(len(shape))), how="add")
 
 
 MOVES: dict[str, Derivative] = {
@@ -201,7 +228,7 @@ MOVES: dict[str, Derivative] = {
     "dynamic_slice": Linear(_dynamic_slice, of=(0,)),
     "dynamic_update_slice": Linear(_dynamic_update, of=(0, 1)),
     "gather": Linear(_gather, of=(0,)),
-    "scatter": Linear(_scatter, of=(0, 1)),
+    "scatter": Pulls(_scatter_forward, _scatter_back),
     "take_along_axis": Linear(_take_along, of=(0,)),
 }
 """The derivative of each row that moves elements."""

@@ -18,12 +18,17 @@ def _density_at(x: Any, y: Any) -> Any:
     return o.exp(o.multiply(o.subtract(o.square(y), o.square(x)), 0.5))
 
 
+def _share(u: Any, low: Any, high: Any) -> Any:
+    """Return how far from the lower bound a number is; the sampler turns those right of zero."""
+    return o.where(o.greater(o.add(low, high), 0), o.subtract(1, u), u)
+
+
 def _lower(y: Any, u: Any, low: Any, high: Any, **_: Any) -> Any:
-    return o.multiply(o.subtract(1, u), _density_at(low, y))
+    return o.multiply(o.subtract(1, _share(u, low, high)), _density_at(low, y))
 
 
 def _upper(y: Any, u: Any, low: Any, high: Any, **_: Any) -> Any:
-    return o.multiply(u, _density_at(high, y))
+    return o.multiply(_share(u, low, high), _density_at(high, y))
 
 
 def _triangle(which: str) -> Any:

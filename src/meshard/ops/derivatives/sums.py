@@ -62,15 +62,20 @@ def _chosen(site: Site) -> Any:
 
 
 def _others(site: Site) -> Any:
-    """Return the product of all other elements, for each."""
+    """Return the product of all other elements, for each.
+
+    That of those that are not zero, times the other zeros, of which each has a derivative.
+    """
     zero = o.equal(site.x, 0)
     rest = o.where(zero, 1, site.x)
     zeros = _spread(site, _total(site, o.astype(zero, dtype=np.dtype(np.int64))))
     axis, keepdims = site.params["axis"], site.params["keepdims"]
     whole = o.prod(rest, axis=axis, keepdims=keepdims, dtype=site.params.get("dtype"))
-    whole = _spread(site, whole)
-    alone = o.logical_and(zero, o.equal(zeros, 1))
-    return o.where(o.equal(zeros, 0), o.divide(whole, rest), o.where(alone, whole, 0))
+    whole, own = _spread(site, whole), o.where(zero, site.x, 0)
+    others = o.subtract(_spread(site, _total(site, own)), own)
+    left = o.subtract(zeros, o.astype(zero, dtype=np.dtype(np.int64)))
+    factor = o.where(o.equal(left, 0), 1, o.where(o.equal(left, 1), others, 0))
+    return o.multiply(o.divide(whole, rest), factor)
 
 
 def _weighted(weights: Any) -> Derivative:
@@ -114,9 +119,10 @@ def _fft(site: Site, number: int, g: Values) -> Any:
 
 
 def _sorted(site: Site, t: Values) -> list[Any]:
-    dim = site.params["dim"]
+    """Return tangents in the order of the first operand; others are sorted along with it."""
+    dim = site.params.get("dim", 0)
     order = argsort(site.x, dim, descending=site.params["descending"])
-    return [take_along_axis(t[0], order, dim)]
+    return [None if x is None else take_along_axis(x, order, dim) for x in t]
 
 
 def _selected(site: Site, t: Values) -> list[Any]:
@@ -176,11 +182,14 @@ def _cumprod(site: Site, t: Values) -> list[Any]:
     rest = o.where(zero, 1, site.x)
     (product,) = site.again(rest)
     zeros = cumsum(o.astype(zero, dtype=np.dtype(np.int64)), axis=dim)
-    own = o.divide(t[0], rest)
-    # Without a zero so far each factor gives its share; with one, that factor alone does.
-    free = o.multiply(product, cumsum(o.where(zero, 0, own), axis=dim))
-    alone = o.multiply(product, cumsum(o.where(zero, t[0], 0), axis=dim))
-    return [o.where(o.equal(zeros, 0), free, o.where(o.equal(zeros, 1), alone, 0))]
+    # Of the zeros so far all but one are factors: they have derivatives, though they are zero.
+    shares = cumsum(o.where(zero, 0, o.divide(t[0], rest)), axis=dim)
+    x, change = o.where(zero, site.x, 0), o.where(zero, t[0], 0)
+    sum_x, sum_t = cumsum(x, axis=dim), cumsum(change, axis=dim)
+    one = o.add(sum_t, o.multiply(sum_x, shares))
+    two = o.subtract(o.multiply(sum_x, sum_t), cumsum(o.multiply(x, change), axis=dim))
+    factor = o.where(o.equal(zeros, 1), one, o.where(o.equal(zeros, 2), two, 0))
+    return [o.multiply(product, o.where(o.equal(zeros, 0), shares, factor))]
 
 
 def _cumextreme(site: Site, t: Values) -> list[Any]:

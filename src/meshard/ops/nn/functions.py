@@ -15,6 +15,7 @@ from meshard.ops.array.shape import broadcast_to, expand_dims, squeeze
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float, is_whole
+from meshard.ops.engine.concrete import is_traced
 from meshard.ops.reductions.moments import mean as mean_
 from meshard.ops.reductions.moments import var
 from meshard.ops.reductions.reduce import max as max_
@@ -73,7 +74,10 @@ def _float(x: Any) -> Any:
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")
 def relu(x: ArrayLike) -> Array:
     """Return the elements where they are positive, zero elsewhere."""
-    return bind("maximum", as_array(x), 0)
+    x = as_array(x)
+    if is_traced(x):  # the derivative at zero is zero, where that of a maximum is a half
+        return bind("where", bind("less_equal", x, 0), 0, x)
+    return bind("maximum", x, 0)
 
 
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")

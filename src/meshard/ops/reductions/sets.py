@@ -67,8 +67,10 @@ def _unique(
     x: Any, wanted: _Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
 ) -> list[Any]:
     """Return the distinct elements, and what else is wanted."""
-    if size is None:
-        x = concrete(x, "unique", GIVE_SIZE)
+    if size is None and is_traced(x):  # known values that are followed: they are picked by position
+        known = concrete(x, "unique", GIVE_SIZE)
+        found = _unique(known, wanted._replace(indices=True), None, None, equal_nan=equal_nan)
+        return [take(ravel(x), found[1]), *found[1 if wanted.indices else 2 :]]
     flat = ravel(x)
     if wanted.indices or wanted.inverse:
         values, order = sort_split(flat, bind("positions", flat))
@@ -369,7 +371,7 @@ def intersect1d(
     if size is not None:
         return _sized_set(*_distinct(x, y, among=True), size, fill_value)
     values = unique(x)
-    return kept(isin(values, _known_set("intersect1d", y)), values)[0]
+    return _in_set("intersect1d", values, y, among=True)
 
 
 @checked
@@ -394,7 +396,7 @@ def setdiff1d(
         fill = 0 if fill_value is None else fill_value
         return _sized_set(*_distinct(x, y, among=False), size, fill)
     values = unique(x)
-    return kept(isin(values, _known_set("setdiff1d", y), invert=True), values)[0]
+    return _in_set("setdiff1d", values, y, among=False)
 
 
 @checked
@@ -423,8 +425,10 @@ def setxor1d(
     return _sized_set(values, chosen, size, fill_value)
 
 
-def _known_set(what: str, x: Any) -> Any:
-    return concrete(x, what, GIVE_SIZE)
+def _in_set(what: str, values: Any, others: Any, *, among: bool) -> Any:
+    """Return the values that are among others, or are not."""
+    chosen = isin(values, concrete(others, what, GIVE_SIZE), invert=not among)
+    return _selected(what, chosen, values, 0, None, 0)
 
 
 # the elements and positions that a mask selects

@@ -23,6 +23,7 @@ from meshard.transforms.batching.rows import bound, spread
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
+    AlikeCall,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -110,6 +111,10 @@ def _constraint(call: Any, operands: list[Any], flags: list[bool], size: int) ->
         sharding = NamedSharding(sharding.mesh, spec, uneven=uneven)
         return ConstraintCall(sharding, call.what).run(operands), [True]
     return [operands[0]], [True]
+
+
+def _alike(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    return [operands[0]], [flags[0]]
 
 
 def _number(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
@@ -255,6 +260,7 @@ def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
 
 
 CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
+    AlikeCall: _alike,
     ConstraintCall: _constraint,
     ArrayCall: _number,
     MakeCall: _one_by_one,

@@ -7,6 +7,7 @@ one position after another.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from meshard.runtime.doors import bind
 Params = Mapping[str, Any]
 Rule = Callable[[str, Sequence[Any], Sequence[bool], Params, int], Any]
 """From the name, operands, which of them have the dim, parameters and its size to the results."""
+_BATCH = "batch"
 
 
 def spread(x: Any, size: int) -> Any:
@@ -120,16 +122,29 @@ def _behind(dims: Any) -> Any:
     return tuple([(d[0] + 1, *d[1:]) if isinstance(d, tuple) else d + 1 for d in dims])
 
 
+def _positions(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    """Bind a row for the position of an extreme, which over several dims counts all elements."""
+    (x,), axis, keepdims = operands, params["axis"], params["keepdims"]
+    if len(axis) == 1:
+        return bind(name, x, axis=(axis[0] + 1,), keepdims=keepdims, shape=x.shape)
+    flat = _flat("flat", operands, flags, params, size)
+    found = bind(name, flat, axis=(1,), keepdims=False, shape=flat.shape)
+    return reshape(found, (size, *[1] * (x.ndim - 1))) if keepdims else found
+
+
 def _contract(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     terms, out = params["rule"].split("->")
-    batch = next(name for name in map("v{}".format, range(99)) if name not in params["rule"])
+    names = (f"{_BATCH}{n}" for n in itertools.count())
+    new = next(n for n in names if n not in params["rule"])
     given = [
-        f"{batch} {term.strip()}" if has else term.strip()
+        f"{new} {term.strip()}" if has else term.strip()
         for term, has in zip(terms.split(","), flags, strict=True)
     ]
-    rule = f"{', '.join(given)} -> {batch} {out.strip()}".strip()
+    rule = f"{', '.join(given)} -> {new} {out.strip()}".strip()
     return bind(name, *operands, **{**params, "rule": rule})
 
 
@@ -181,8 +196,8 @@ def _overlay(
 def _on_diagonal(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
-    (x,), k, columns = operands, params["k"], params["columns"]
-    at = np.arange(x.shape[1])[:, None] + k == np.arange(columns)
+    (x,), places = operands, np.arange(operands[0].shape[1])
+    at = places[:, None] + params["k"] == places
     return o.where(at, reshape(x, (*x.shape, 1)), 0)
 
 
@@ -278,7 +293,7 @@ def _first_only(
 
 
 _REDUCTIONS = """
-    sum prod max min any all nanmax nanmin argmax argmin reduce_and reduce_or reduce_xor
+    sum prod max min any all nanmax nanmin reduce_and reduce_or reduce_xor
 """
 ROWS: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
@@ -289,6 +304,7 @@ ROWS: dict[str, Rule] = {
     **dict.fromkeys(["diagonal"], _shifted("dims")),
     **dict.fromkeys(["qr", "qr_r", "svd", "svdvals", "select", "bitcast"], _as_it_is),
     **dict.fromkeys(["interp", "interpolate_at"], _first_only),
+    **dict.fromkeys(["argmax", "argmin"], _positions),
     "contract": _contract,
     "reshape": _reshape,
     "flat": _flat,

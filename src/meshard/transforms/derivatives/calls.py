@@ -27,6 +27,7 @@ from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
+    AlikeCall,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -130,6 +131,19 @@ class _Number(CallRule, Derivative):
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
         return [converted(cotangents[0], dtype_of(site.x))]
+
+
+@final
+class _Alike(CallRule, Derivative):
+    def of(self, call: Call) -> Derivative:
+        return self
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        t = tangents[0]
+        return [None] if t is None else site.again(t, site.operands[1])
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        return [cotangents[0] if wanted[0] else None, None]
 
 
 @final
@@ -541,6 +555,7 @@ class _Maps(CallRule):
 
 CALLS.update(
     {
+        AlikeCall: _Alike(),
         ShardMapCall: _Maps(),
         ConstraintCall: _Constraint(),
         ArrayCall: _Number(),

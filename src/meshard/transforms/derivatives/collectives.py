@@ -31,7 +31,10 @@ def _chosen(site: Site, t: Values) -> Sequence[Any]:
 
 
 def _to_chosen(site: Site, g: Values, wanted: Sequence[bool]) -> Sequence[Any]:
-    return [o.multiply(g[0], _share(site))]
+    (found,) = g
+    if "groups" in site.params:  # each device of a group has a result of its own
+        found = o.psum(found, **site.params)
+    return [o.multiply(found, _share(site))]
 
 
 def _gathered(site: Site, number: int, g: Values) -> Any:

@@ -385,7 +385,7 @@ class Level(Following, ABC):
 
 def _number(y: Any) -> Any:
     """Return what an operation made of Python numbers alone as one, whose dtype is open still."""
-    return y.item() if type(y) is Array and y.dtype.kind in "ifc" else y
+    return y.item() if type(y) is Array and not y.shape and y.dtype.kind in "ifc" else y
 
 
 def differentiable(x: Any) -> bool:

@@ -1,0 +1,116 @@
+"""Derivatives of functions that users write are those of JAX.
+
+For each function of `tests/corpus.py`: its value, gradients with respect to all arguments, tangents,
+second derivatives, gradients of a batch of examples, all of them with and without jit. By default a
+sample of the functions is tried, since JAX compiles each; the profile "thorough" tries all.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+import meshard
+import meshard.lax
+import meshard.nn
+import meshard.numpy as mnp
+from meshard.runtime import trees
+from meshard.transforms.batching.vmap import vmap
+from meshard.transforms.derivatives.functions import grad, jvp, value_and_grad
+from tests.corpus import ENTRIES, Entry
+from tests.worlds import whole
+
+ALL = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+SOME = [e for e in ENTRIES if ALL or crc32(e.name.encode()) % 3 == 0]
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+OURS = SimpleNamespace(
+    np=mnp, lax=meshard.lax, nn=meshard.nn, grad=grad, jvp=jvp, vmap=vmap,
+    value_and_grad=value_and_grad, jit=meshard.jit, asarray=mnp.asarray,
+)  # fmt: skip
+
+
+def theirs() -> SimpleNamespace:
+    """Return JAX by the same names."""
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    return SimpleNamespace(
+        np=jax.numpy, lax=jax.lax, nn=jax.nn, grad=jax.grad, jvp=jax.jvp, vmap=jax.vmap,
+        value_and_grad=jax.value_and_grad, jit=jax.jit, asarray=jax.numpy.asarray,
+    )  # fmt: skip
+
+
+def derivatives(m: Any, entry: Entry, jitted: bool) -> dict[str, Any]:
+    """Return all derivatives of a function."""
+    rng = np.random.default_rng(1)
+    args = tuple([x if isinstance(x, float) else m.asarray(x) for x in entry.args])
+    tangents = tuple([_direction(x, rng) for x in entry.args])
+    moves = tuple([t if isinstance(t, float) else m.asarray(t) for t in tangents])
+    batch = tuple([_batch(m, x, rng) for x in entry.args])
+    every = tuple(range(len(args)))
+
+    def f(*xs: Any) -> Any:
+        return entry.function(m, *xs)
+
+    def along(*xs: Any) -> Any:
+        slopes = m.grad(f, every)(*xs)
+        return sum((m.np.real(g) * np.real(t)).sum() for g, t in zip(slopes, tangents, strict=True))
+
+    found: dict[str, Any] = {
+        "value and gradient": lambda *xs: m.value_and_grad(f, every)(*xs),
+        "tangent": lambda *xs: m.jvp(f, xs, moves),
+        "gradients of a batch": lambda *_: m.vmap(m.grad(f, every))(*batch),
+    }
+    if entry.second:
+        found["second derivative"] = lambda *xs: m.grad(along, every)(*xs)
+
+    def all_of_them(*xs: Any) -> Any:
+        return {k: g(*xs) for k, g in found.items()}
+
+    return (m.jit(all_of_them) if jitted else all_of_them)(*args)
+
+
+def _direction(x: Any, rng: np.random.Generator) -> Any:
+    if isinstance(x, float):
+        return 0.7
+    t = rng.normal(size=x.shape)
+    return (t + 1j * rng.normal(size=x.shape) if x.dtype.kind == "c" else t).astype(x.dtype)
+
+
+def _batch(m: Any, x: Any, rng: np.random.Generator) -> Any:
+    one = np.asarray(x)
+    return m.asarray(np.stack([one, one * np.asarray(1.01, one.dtype)]))
+
+
+def faults(entry: Entry, expected: Any, found: Any) -> list[str]:
+    """Return in what derivatives differ."""
+    wrong = []
+    for what, values in expected.items():
+        own = trees.leaves(found[what])
+        others = trees.leaves(values)
+        assert len(own) == len(others), what
+        for i, (a, b) in enumerate(zip(own, others, strict=True)):
+            a, b = whole(a), np.asarray(b)
+            if (a.shape, a.dtype) != (b.shape, b.dtype):
+                wrong.append(f"{what} {i}: {a.dtype}{a.shape}, not {b.dtype}{b.shape}")
+            elif not np.allclose(_wide(a), _wide(b), entry.tolerance, entry.tolerance, equal_nan=True):
+                wrong.append(f"{what} {i}: {a} instead of {b}")
+    return wrong
+
+
+def _wide(x: Any) -> Any:
+    return x if x.dtype.kind == "c" else x.astype(np.float64)
+
+
+@pytest.mark.parametrize("entry", SOME, ids=lambda e: e.name)
+def test_derivatives_are_those_of_jax(entry: Entry) -> None:
+    expected = derivatives(theirs(), entry, True)
+    with np.errstate(all="ignore"):
+        assert faults(entry, expected, derivatives(OURS, entry, False)) == []
+        assert faults(entry, expected, derivatives(OURS, entry, True)) == []
