@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import flag_of
+from meshard.algebra.boundary import bounded
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import moveaxis, reshape
 from meshard.runtime import trees
@@ -85,6 +86,7 @@ def jacfwd(
     holomorphic = flag_of(holomorphic, what, "holomorphic")
 
     @_like(fun, "Jacobian")
+    @bounded
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         places = places_of(numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
@@ -151,6 +153,7 @@ def jacrev(
     allow_int = flag_of(allow_int, what, "allow_int")
 
     @_like(fun, "Jacobian")
+    @bounded
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         places = places_of(numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
@@ -226,6 +229,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     own, aux = flat.split(run.results)
     out_tree = flat.out_tree
 
+    @bounded
     def push(*tangents: Any) -> Any:
         leaves = check_tree(what, tuple(tangents), flat.tree, "tangents")
         given = check_types(what, leaves, flat.leaves, flat.told, "tangent")
@@ -261,6 +265,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
     results, back = followed(f"linear_transpose of {flat.name!r}", flat, flat.leaves)
     own, _ = flat.split(results)
 
+    @bounded
     def pull(cotangents: Any) -> Any:
         what = f"linear_transpose of {flat.name!r}"
         leaves = check_tree(what, cotangents, flat.out_tree, "cotangents")
