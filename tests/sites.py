@@ -67,8 +67,11 @@ class Recording(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run an operation."""
-        given = [x if isinstance(x, (int, float, complex)) else np.asarray(x) for x in operands
-                 if not str(getattr(x, "dtype", "")).startswith("key")]
+        given = [
+            x if isinstance(x, (int, float, complex)) else np.asarray(x)
+            for x in operands
+            if not str(getattr(x, "dtype", "")).startswith("key")
+        ]
         if len(given) == len(operands):
             operation = Operation(name, params, tuple(given))
             self.found.setdefault(operation.key(), operation)
@@ -104,7 +107,7 @@ def _more() -> Iterator[Callable[[], Any]]:
     yield lambda: [mnp.fft.ifft(x, 6), mnp.fft.irfft(x), mnp.fft.hfft(x), mnp.fft.rfft2(x)]
     yield lambda: [mnp.sort(x, descending=True), mnp.partition(x, 1), mnp.concatenate([x, x[:1]])]
     yield lambda: [mnp.roll(x, (1, -2), (0, 1)), mnp.flip(x), mnp.moveaxis(x, 0, 1)]
-    for name in "rayleigh lognormal triangular truncated_normal wald weibull_min".split():
+    for name in ["rayleigh", "lognormal", "triangular", "truncated_normal", "wald", "weibull_min"]:
         yield lambda name=name: _drawn(name, key, v[:3] + 1)
     yield lambda: random.double_sided_maxwell(key, v, v + 1, (4,))
     yield lambda: [random.uniform(key, (4,), minval=v, maxval=v + 1), random.pareto(key, v + 1)]

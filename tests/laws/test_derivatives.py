@@ -80,10 +80,15 @@ MAKERS: dict[str, dict[int, Callable[[Any, np.random.Generator], Any]]] = {
     "random_scaled": {1: _within(0, 0.2), 2: _within(0.3, 0.6)},
     "clip": {1: _within(-0.5, -0.3), 2: _within(0.3, 0.5)},
     "random_triangular_of": {
-        0: _within(0.1, 0.9), 1: _within(0, 0.2), 2: _within(0.3, 0.6), 3: _within(0.7, 1)
+        0: _within(0.1, 0.9),
+        1: _within(0, 0.2),
+        2: _within(0.3, 0.6),
+        3: _within(0.7, 1),
     },
     "random_truncated_normal_of": {
-        0: _within(0.1, 0.9), 1: _within(-1, -0.2), 2: _within(0.3, 0.6)
+        0: _within(0.1, 0.9),
+        1: _within(-1, -0.2),
+        2: _within(0.3, 0.6),
     },
 }
 """Operands that must have a form: by row and the operand's number."""
@@ -121,7 +126,9 @@ BY_HAND: list[Operation] = [
         "dynamic_slice", (("sizes", (2, 2)), ("wrap", (True, False))), (np.ones((4, 3)), -2, 1)
     ),
     Operation(
-        "dynamic_update_slice", (("wrap", (True, False)),), (np.ones((4, 3)), np.ones((2, 2)), -3, 1)
+        "dynamic_update_slice",
+        (("wrap", (True, False)),),
+        (np.ones((4, 3)), np.ones((2, 2)), -3, 1),
     ),
 ]
 """Calls of rows that only programs and split arrays use."""
@@ -196,7 +203,11 @@ def faults_at(site: Operation, dtype: Any) -> list[str] | None:
     try:
         found = both_ways(function_of(site), values, rng, fixed=fixed(site))
         check_adjoint(found)
-        fine = all(x.dtype in (np.dtype("f8"), np.dtype("c16")) for x in (*found.values, *results) if moves(x))
+        fine = all(
+            x.dtype in (np.dtype("f8"), np.dtype("c16"))
+            for x in (*found.values, *results)
+            if moves(x)
+        )
         complex_ = any(y.dtype.kind == "c" for y in results)
         free = complex_ and site.name in ("svd", "eigh")  # their vectors have free phases
         if fine and site.name not in STEPS and not free:
@@ -328,7 +339,9 @@ def wrong(f: Public) -> list[str]:
             check_differences(function, values, found)
         if crc32(f.name.encode()) % (1 if ALL else 2) == 0:
             jitted = both_ways(jit(function), values, seeded(f.name))
-            for a, b in zip(found.pushed + found.pulled, jitted.pushed + jitted.pulled, strict=True):
+            for a, b in zip(
+                found.pushed + found.pulled, jitted.pushed + jitted.pulled, strict=True
+            ):
                 np.testing.assert_allclose(b, a, rtol=1e-8, atol=1e-11)
     except (DerivativeError, ConcretizationError) as error:
         return [] if len(str(error)) > 40 else [told(error)]

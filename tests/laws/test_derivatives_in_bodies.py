@@ -159,7 +159,7 @@ def test_a_gradient_inside_a_body() -> None:
         return lax.psum(mnp.sum(mnp.tanh(x @ w)), "i")
 
     def body(x: Any, w: Any, t: Any) -> Any:
-        value, slope = jvp(lambda w: loss(x, w), (w,), (t,))
+        _, slope = jvp(lambda w: loss(x, w), (w,), (t,))
         again, back = vjp(lambda w: loss(x, w), w)
         return grad(lambda w: loss(x, w))(w), slope, back(mnp.ones_like(again))[0]
 
