@@ -253,8 +253,9 @@ def test_plans_and_simulations_of_large_trees_are_watched(screen):
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 from meshard.plan.show.progress import telling
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 with telling(None, "saving") as tell:
     for n in range(600):
         if tell is not None:

@@ -12,8 +12,6 @@
 (P(None, 'y'), 3)
 """
 
-import sys as _sys
-import types as _types
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
@@ -63,16 +61,6 @@ from meshard.weights.maps.keymap import (
 )
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
-
-
-class _Callable(_types.ModuleType):
-    """This module, which can be called as JAX's function of its name, `meshard.remat`."""
-
-    def __call__(self, *args: _typing.Any, **kwargs: _typing.Any) -> _typing.Any:
-        from meshard.transforms.derivatives.checkpoint import remat
-
-        return remat(*args, **kwargs)
-
-
-_sys.modules[__name__].__class__ = _Callable
+    __all__, __dir__, __getattr__ = _door(
+        __name__, called="meshard.transforms.derivatives.checkpoint:remat"
+    )

@@ -152,6 +152,7 @@ def door(
     advice: Mapping[str, str] | None = None,
     reference: str | None = None,
     renamed: Mapping[str, tuple[str, str]] | None = None,
+    called: str | None = None,
 ) -> tuple[list[str], Callable[[], list[str]], Callable[[str], object]]:
     """Return the ``__all__``, ``__dir__`` and ``__getattr__`` of a door that calls this at its end.
 
@@ -168,8 +169,11 @@ def door(
         reference: as of `absent`.
         renamed: for deprecated names the names that replace them, and the versions of meshard that
             remove them. They are not listed, and warn each time that they are asked for.
+        called: the function that the door is if it is called, where JAX has one of its name.
     """
     old = renamed or {}
+    if called is not None:
+        sys.modules[module].__class__ = _callable_module(called)
     found = vars(sys.modules[module])
     sources = {entry.replace(":", ".").rpartition(".")[2]: entry for entry in late}
     listed = {name for name, value in found.items() if name[0] != "_" and _is_listed(value)}
@@ -193,6 +197,19 @@ def door(
         return found[name]
 
     return sorted(listed), lambda: sorted({*found, *listed}), bounded(load)
+
+
+def _callable_module(function: str) -> type[ModuleType]:
+    """Return the class of a module that can be called as a function, named ``"module:name"``."""
+
+    class CallableModule(ModuleType):
+        """A module, and a function."""
+
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            source, _, name = function.partition(":")
+            return getattr(import_module(source), name)(*args, **kwargs)
+
+    return CallableModule
 
 
 def _is_listed(value: object) -> bool:

@@ -27,12 +27,12 @@ PALETTE = (
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB", "RiB", "QiB")
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_WRITTEN = re.compile(r"\s*(\d[\d,]*(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
 _MULTIPLES = {
     unit + suffix: base**power
     for base, suffix in ((1000, "b"), (1024, "ib"))
-    for power, unit in enumerate(("k", "m", "g", "t"), 1)
-} | {"b": 1, "": 1}
+    for power, unit in enumerate("kmgtpezy", 1)
+} | {"b": 1, "": 1, "byte": 1, "bytes": 1}
 _SPELT = 10**15
 """Larger byte counts are given in units, since their digits would be hard to read."""
 _COUNTED = 10**6
@@ -53,15 +53,17 @@ def size_text(nbytes: int) -> str:
 
 
 def read_size(text: str) -> int | None:
-    """Return the number of bytes that a text means; None if it means none.
+    """Return the number of bytes that a text means, as tables print it, too; None if it means none.
 
     >>> read_size("1.5 KiB"), read_size("64MB"), read_size("512"), read_size("many")
     (1536, 64000000, 512, None)
+    >>> read_size("1,023 bytes"), read_size(size_text(5 << 40)) == 5 << 40
+    (1023, True)
     """
     found = _WRITTEN.fullmatch(text)
     if found is None or found[2].lower() not in _MULTIPLES:
         return None
-    return int(Fraction(found[1]) * _MULTIPLES[found[2].lower()])
+    return int(Fraction(found[1].replace(",", "")) * _MULTIPLES[found[2].lower()])
 
 
 def amount_text(nbytes: int) -> str:

@@ -53,7 +53,9 @@ def _power_of_base(y: Any, a: Any, b: Any) -> Any:
     """Return b * a ** (b - 1), and zero where b is zero."""
     if not is_differentiable(b) or isinstance(b, float):
         if isinstance(b, (int, float)) and not isinstance(b, bool):
-            return 0.0 if b == 0 else 1.0 if b == 1 else _mul(b, o.power(a, b - 1))
+            if b in (0, 1):
+                return float(b)
+            return _mul(b, a if b == 2 else o.power(a, b - 1))
         less = o.where(o.equal(b, 0), o.astype(o.add(b, 1), dtype=dtype_of(b)), b)
         return _mul(b, o.power(a, o.subtract(less, 1)))
     return o.where(o.equal(b, 0), 0.0, _mul(b, o.power(a, o.subtract(b, 1))))
@@ -259,7 +261,11 @@ OTHERS: dict[str, Derivative] = {
         )
     ),
     "interpolate_at": Partials(
-        (lambda y, a, b, part: o.subtract(1, part), lambda y, a, b, part: part, lambda y, a, b, part: o.subtract(b, a))
+        (
+            lambda y, a, b, part: o.subtract(1, part),
+            lambda y, a, b, part: part,
+            lambda y, a, b, part: o.subtract(b, a),
+        )
     ),
 }
 

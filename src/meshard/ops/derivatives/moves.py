@@ -105,12 +105,17 @@ def _einsum_diagonal(site: Site, number: int, g: Values) -> Any:
     held = {first[f] for f in output}
     found = reshape(found, tuple([n if d in held else 1 for d, n in enumerate(shape)]))
     found = broadcast_to(
-        found, tuple([n if first[f] == d else 1 for d, (f, n) in enumerate(zip(inputs, shape))])
+        found,
+        tuple(
+            [n if first[f] == d else 1 for d, (f, n) in enumerate(zip(inputs, shape, strict=True))]
+        ),
     )
     for d, f in enumerate(inputs):
         if first[f] != d:
-            at = [np.arange(n).reshape([n if k == e else 1 for k in range(len(shape))])
-                  for e, n in ((first[f], shape[d]), (d, shape[d]))]
+            at = [
+                np.arange(n).reshape([n if k == e else 1 for k in range(len(shape))])
+                for e, n in ((first[f], shape[d]), (d, shape[d]))
+            ]
             found = o.where(at[0] == at[1], found, 0)
     return found
 
@@ -209,13 +214,17 @@ def _take_along(site: Site, number: int, g: Values) -> Any:
     x, places = site.operands
     dim = site.params["dim"]
     shape = g[0].shape
-    own = []
+    own: list[Any] = []
     for d, n in enumerate(shape):
         if d == dim:
             own.append(broadcast_to(places, shape))
         else:
             steps = np.arange(n) if x.shape[d] != 1 else np.zeros(n, np.int64)
-            own.append(np.broadcast_to(steps.reshape([-1 if e == d else 1 for e in range(len(shape))]), shape))
+            own.append(
+                np.broadcast_to(
+                    steps.reshape([-1 if e == d else 1 for e in range(len(shape))]), shape
+                )
+            )
     empty = zeros_like(x, dtype=g[0].dtype)
     return o.scatter(empty, g[0], *own, arrays=tuple(range(len(shape))), how="add")
 

@@ -35,7 +35,9 @@ def _triangle(which: str) -> Any:
     """Return the derivative of triangular numbers by their left end, mode or right end."""
 
     def factor(y: Any, u: Any, left: Any, mode: Any, right: Any, **_: Any) -> Any:
-        rise, fall, span = (o.subtract(a, b) for a, b in ((mode, left), (right, mode), (right, left)))
+        rise, fall, span = (
+            o.subtract(a, b) for a, b in ((mode, left), (right, mode), (right, left))
+        )
         rest = o.subtract(1, u)
         below = o.divide(u, o.multiply(2, o.subtract(y, left)))
         above = o.divide(rest, o.multiply(2, o.subtract(right, y)))
@@ -83,9 +85,7 @@ RANDOM: dict[str, Derivative] = {
     ),
     "random_gumbel_score": Partials((None, 1.0)),
     "random_chance_score": Partials((None, lambda y, u, p, **_: o.reciprocal(p))),
-    "random_pareto_of": Partials(
-        (None, lambda y, u, b, **_: o.negative(o.divide(_own(y), b)))
-    ),
+    "random_pareto_of": Partials((None, lambda y, u, b, **_: o.negative(o.divide(_own(y), b)))),
     "random_rayleigh_of": Partials((None, lambda y, u, scale, **_: o.divide(y, scale))),
     "random_wald_of": Partials((None, None, _wald)),
     "random_lognormal_of": Partials((None, lambda y, u, s, **_: o.divide(_own(y), s))),

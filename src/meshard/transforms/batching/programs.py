@@ -23,6 +23,7 @@ from meshard.transforms.batching.rows import bound, spread
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
+    AlikeCall,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -48,9 +49,7 @@ Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
 
 
-def run_batched(
-    program: Program, values: Sequence[Any], flags: Flags, size: int
-) -> Found:
+def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int) -> Found:
     """Run a program.
 
     Args:
@@ -68,7 +67,9 @@ def run_batched(
         return (atom.value, False) if isinstance(atom, Literal) else known[atom]
 
     for eqn in program.eqns:
-        operands, own = (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
+        operands, own = (
+            (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
+        )
         with at_line(eqn.line):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
@@ -110,6 +111,10 @@ def _constraint(call: Any, operands: list[Any], flags: list[bool], size: int) ->
         sharding = NamedSharding(sharding.mesh, spec, uneven=uneven)
         return ConstraintCall(sharding, call.what).run(operands), [True]
     return [operands[0]], [True]
+
+
+def _alike(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    return [operands[0]], [flags[0]]
 
 
 def _number(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
@@ -248,15 +253,14 @@ def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
 def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     captured, _ = call.split_operands(operands)
     own = [*[PartitionSpec()] * len(captured), *call.in_specs]
-    ins = tuple(
-        [PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)]
-    )
+    ins = tuple([PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)])
     outs = [PartitionSpec(None, *s) for s in call.out_specs]
     found = call.remapped(ins, outs, flat_of(call.body, size, flags))(*operands)
     return list(found), [True] * len(found)
 
 
 CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
+    AlikeCall: _alike,
     ConstraintCall: _constraint,
     ArrayCall: _number,
     MakeCall: _one_by_one,

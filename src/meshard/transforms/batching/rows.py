@@ -94,8 +94,7 @@ def _of_none(
 ) -> list[Any]:
     """Return the results of no positions: those of zeros, cut away."""
     own = [
-        np.zeros(x.shape[1:], x.dtype) if has else x
-        for x, has in zip(operands, flags, strict=True)
+        np.zeros(x.shape[1:], x.dtype) if has else x for x, has in zip(operands, flags, strict=True)
     ]
     found = bind(name, *own, **params)
     every = found if isinstance(found, tuple) else (found,)
@@ -158,7 +157,11 @@ def _reshape(
 def _flat(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
-    return reshape(operands[0], (size, -1)) if size else reshape(operands[0], (0, int(np.prod(operands[0].shape[1:]))))
+    return (
+        reshape(operands[0], (size, -1))
+        if size
+        else reshape(operands[0], (0, int(np.prod(operands[0].shape[1:]))))
+    )
 
 
 def _broadcast(

@@ -53,30 +53,9 @@ def vectorize(
     @functools.wraps(pyfunc)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         numbers = [n for n in range(len(args)) if n not in left_out]
-        if terms is not None and len(terms) != len(numbers):
-            raise ArgumentError(
-                f"vectorize: the signature {signature!r} has {len(terms)} arguments, but "
-                f"{len(numbers)} were passed."
-            )
-        values = {n: _value(args[n]) for n in numbers}
-        cores = [0] * len(numbers) if terms is None else [len(t) for t in terms]
-        sizes: dict[str, int] = {}
-        heads = []
-        for k, n in enumerate(numbers):
-            shape, core = values[n].shape, cores[k]
-            if len(shape) < core:
-                raise ShapeError(
-                    f"vectorize: argument {n} of shape {shape} must have at least {core} dims, as "
-                    f"the signature {signature!r} says."
-                )
-            _check_sizes(sizes, terms[k] if terms else (), shape[len(shape) - core :], n)
-            heads.append(shape[: len(shape) - core])
-        try:
-            whole = np.broadcast_shapes(*heads) if heads else ()
-        except ValueError as error:
-            raise ShapeError(
-                f"vectorize: the dims in front, {', '.join(map(str, heads))}, do not broadcast."
-            ) from error
+        values = [_value(args[n]) for n in numbers]
+        heads = _heads(values, numbers, terms, signature)
+        whole = _joined(heads)
 
         def one(*own: Any) -> Any:
             every = list(args)
@@ -84,22 +63,64 @@ def vectorize(
                 every[n] = x
             return f(*every, **kwargs)
 
-        given = [values[n] for n in numbers]
         run: Callable[..., Any] = one
-        flat = []
-        for x, head in zip(given, heads, strict=True):
-            aligned = (1,) * (len(whole) - len(head)) + tuple(head)
-            kept = tuple([n for n, m in zip(aligned, whole, strict=True) if not (n == 1 != m)])
-            flat.append(reshape(x, (*kept, *x.shape[len(head) :])))
         for dim in reversed(range(len(whole))):
-            axes = []
-            for head in heads:
-                at = dim - (len(whole) - len(head))
-                axes.append(0 if at >= 0 and not (head[at] == 1 != whole[dim]) else None)
-            run = vmap(run, in_axes=tuple(axes), axis_size=int(whole[dim]))
-        return run(*flat)
+            axes = tuple([0 if _has(head, whole, dim) else None for head in heads])
+            run = vmap(run, in_axes=axes, axis_size=whole[dim])
+        return run(*[_squeezed(x, head, whole) for x, head in zip(values, heads, strict=True)])
 
     return mapped
+
+
+Shape = tuple[int, ...]
+
+
+def _heads(
+    values: list[Any],
+    numbers: list[int],
+    terms: list[tuple[str, ...]] | None,
+    signature: str | None,
+) -> list[Shape]:
+    """Return for each argument the dims that are mapped over."""
+    if terms is not None and len(terms) != len(numbers):
+        raise ArgumentError(
+            f"vectorize: the signature {signature!r} has {len(terms)} arguments, but "
+            f"{len(numbers)} were passed."
+        )
+    sizes: dict[str, int] = {}
+    heads = []
+    for n, x, term in zip(numbers, values, terms or [()] * len(values), strict=True):
+        front = len(x.shape) - len(term)
+        if front < 0:
+            raise ShapeError(
+                f"vectorize: argument {n} of shape {x.shape} must have at least {len(term)} dims, "
+                f"as the signature {signature!r} says."
+            )
+        _check_sizes(sizes, term, x.shape[front:], n)
+        heads.append(x.shape[:front])
+    return heads
+
+
+def _joined(heads: list[Shape]) -> Shape:
+    """Return the shape that the dims in front broadcast to."""
+    try:
+        return tuple([int(n) for n in np.broadcast_shapes(*heads)])
+    except ValueError as error:
+        raise ShapeError(
+            f"vectorize: the dims in front, {', '.join(map(str, heads))}, do not broadcast."
+        ) from error
+
+
+def _has(head: Shape, whole: Shape, dim: int) -> bool:
+    """Whether an argument differs along a dim of the joined shape."""
+    at = dim - (len(whole) - len(head))
+    return at >= 0 and head[at] == whole[dim]
+
+
+def _squeezed(x: Any, head: Shape, whole: Shape) -> Any:
+    """Return an argument without the dims of size one that broadcast."""
+    kept = [n for dim, n in enumerate(whole) if _has(head, whole, dim)]
+    return reshape(x, (*kept, *x.shape[len(head) :]))
 
 
 def _value(x: Any) -> Any:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
 
-from meshard.algebra.arguments import described, function_of, integer_of
+from meshard.algebra.arguments import function_of, integer_of
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -23,7 +23,6 @@ from meshard.transforms.flow.positions import unplaced_value
 from meshard.transforms.tracing.tracing import sub_program
 
 F = TypeVar("F", bound=Callable[..., Any])
-_NONE: Any = object()
 
 
 def vmap(
@@ -61,50 +60,74 @@ def vmap(
     [4.0, 4.0, 4.0]
     """
     f = function_of(fun, "vmap", "fun")
-    if isinstance(in_axes, list):
-        in_axes = tuple(in_axes)
-    if in_axes is not None and not isinstance(in_axes, (int, tuple)):
-        raise ArgumentError(
-            "vmap: in_axes must be an int, None, or a tuple of entries for the arguments, but got "
-            f"{in_axes!r}."
-        )
-    for name, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
-        _check_axes(name, axes)
-    size = None if axis_size is None else integer_of(axis_size, "vmap", "axis_size", least=0)
+    axes = _Axes.of(in_axes, out_axes, axis_name, axis_size)
 
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(in_axes, tuple) and len(in_axes) != len(args):
-            raise ArgumentError(
-                "vmap: in_axes must be an int, None, or a tuple of entries corresponding to the "
-                f"arguments, but it has {len(in_axes)} entries, and {len(args)} arguments were "
-                "passed."
-            )
-        leaves, tree = trees.flatten((args, kwargs))
-        axes = [*_axes_of(in_axes, args, "in_axes"), *[0] * len(trees.leaves(kwargs))]
-        values = [x if isinstance(x, (Array, Traced)) else as_array(x) for x in leaves]
-        count = _size_of(values, axes, size)
-        moved = [
-            x if a is None else moveaxis(x, a, 0) for x, a in zip(values, axes, strict=True)
-        ]
-        kept: list[Any] = []
-
-        def flat(*own: Any) -> list[Any]:
-            given, named = trees.unflatten(tree, list(own))
-            found, structure = trees.flatten(f(*given, **named))
-            kept.append(structure)
-            return [x if isinstance(x, Traced) else as_array(x) for x in found]
-
-        flags = [a is not None for a in axes]
-        found, has = _run(getattr(fun, "__name__", "f"), flat, moved, flags, count, axis_name)
-        structure = kept[-1]
-        wanted = _axes_of(out_axes, trees.unflatten(structure, found), "out_axes")
-        results = [
-            _out(y, here, a, count) for y, here, a in zip(found, has, wanted, strict=True)
-        ]
-        return trees.unflatten(structure, results)
+        return _mapped(f, axes, args, kwargs)
 
     return mapped
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """What `vmap` was told.
+
+    Attributes:
+        given: the dims of the arguments.
+        made: those of the results.
+        name: the name by which collectives know the dim.
+        size: its size, if it is given.
+    """
+
+    given: Any
+    made: Any
+    name: Any
+    size: int | None
+
+    @classmethod
+    def of(cls, in_axes: Any, out_axes: Any, name: Any, size: Any) -> _Axes:
+        """Return them, checked."""
+        if isinstance(in_axes, list):
+            in_axes = tuple(in_axes)
+        if in_axes is not None and not isinstance(in_axes, (int, tuple)):
+            raise ArgumentError(
+                "vmap: in_axes must be an int, None, or a tuple of entries for the arguments, but "
+                f"got {in_axes!r}."
+            )
+        for told, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
+            _check_axes(told, axes)
+        count = None if size is None else integer_of(size, "vmap", "axis_size", least=0)
+        return cls(in_axes, out_axes, name, count)
+
+
+def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: Any) -> Any:
+    if isinstance(axes.given, tuple) and len(axes.given) != len(args):
+        raise ArgumentError(
+            "vmap: in_axes must be an int, None, or a tuple of entries corresponding to the "
+            f"arguments, but it has {len(axes.given)} entries, and {len(args)} arguments were "
+            "passed."
+        )
+    leaves, tree = trees.flatten((args, kwargs))
+    dims = [*_axes_of(axes.given, args, "in_axes"), *[0] * len(trees.leaves(kwargs))]
+    values = [x if isinstance(x, (Array, Traced)) else as_array(x) for x in leaves]
+    size = _size_of(values, dims, axes.size)
+    moved = [x if d is None else moveaxis(x, d, 0) for x, d in zip(values, dims, strict=True)]
+    kept: list[Any] = []
+
+    def flat(*own: Any) -> list[Any]:
+        given, named = trees.unflatten(tree, list(own))
+        found, structure = trees.flatten(f(*given, **named))
+        kept.append(structure)
+        return [x if isinstance(x, Traced) else as_array(x) for x in found]
+
+    flags = [d is not None for d in dims]
+    with _named(axes.name, size):
+        found, has = _run(getattr(f, "__name__", "f"), flat, moved, flags, size)
+    wanted = _axes_of(axes.made, trees.unflatten(kept[-1], found), "out_axes")
+    results = [_out(y, own, d, size) for y, own, d in zip(found, has, wanted, strict=True)]
+    return trees.unflatten(kept[-1], results)
 
 
 def _run(
@@ -113,7 +136,6 @@ def _run(
     values: list[Any],
     flags: list[bool],
     size: int,
-    axis_name: Any,
 ) -> tuple[list[Any], list[bool]]:
     """Write the function down for one example, and run it for all."""
     body = innermost()
@@ -128,9 +150,7 @@ def _run(
         else:
             like.append(unplaced_value(shape, x.dtype))
     program, captured = sub_program(name, flat, like)
-    return run_batched(
-        program, [*captured, *values], [*[False] * len(captured), *flags], size
-    )
+    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
 
 
 def _check_axes(name: str, axes: Any) -> None:
@@ -148,8 +168,9 @@ def _axes_of(axes: Any, values: Any, name: str) -> list[int | None]:
     try:
         return list(trees.broadcast_leaves(axes, values, lambda x: x is None))
     except (ValueError, TreeError) as error:
+        what = "arguments" if name == "in_axes" else "results"
         raise TreeError(
-            f"vmap: {name} must be a prefix of the tree of {'arguments' if name == 'in_axes' else 'results'}; {name} is {axes!r}: {error}"
+            f"vmap: {name} must be a prefix of the tree of {what}; it is {axes!r}: {error}"
         ) from error
 
 
@@ -197,4 +218,12 @@ def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
     return moveaxis(y, 0, axis)
 
 
-_ = AbstractArray, WEAK, described
+@contextlib.contextmanager
+def _named(name: Any, size: int) -> Iterator[None]:
+    """Let collectives know the dim by a name."""
+    if name is not None:
+        raise ArgumentError(
+            f"vmap: axis_name={name!r} is not supported yet; reduce over the dim outside of the "
+            "mapped function, or use shard_map."
+        )
+    yield

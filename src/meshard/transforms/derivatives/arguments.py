@@ -163,7 +163,7 @@ class Flattened:
         return told_leaf(self.f, self.args, self.places, number)
 
     def __call__(self, *values: Any) -> list[Any]:
-        """Call the function on leaves; return its flat results, and behind them what is passed on."""
+        """Call the function on leaves; return its flat results, then what is passed on."""
         args = list(self.args)
         for place, x in zip(self.places, trees.unflatten(self.tree, list(values)), strict=True):
             args[place] = x

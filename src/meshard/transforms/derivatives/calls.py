@@ -13,8 +13,8 @@ from typing import Any, final
 
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import DerivativeError
-from meshard.ops.array.create import arange
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values, zeros_like
+from meshard.ops.array.create import arange, zeros_like
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
 from meshard.ops.derivatives.shapes import converted, dtype_of, shrunk, tangent_like, varying
 from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.runtime.callers import user_line
@@ -27,6 +27,7 @@ from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
+    AlikeCall,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -133,6 +134,19 @@ class _Number(CallRule, Derivative):
 
 
 @final
+class _Alike(CallRule, Derivative):
+    def of(self, call: Call) -> Derivative:
+        return self
+
+    def push(self, site: Site, tangents: Values) -> list[Any]:
+        t = tangents[0]
+        return [None] if t is None else site.again(t, site.operands[1])
+
+    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
+        return [cotangents[0] if wanted[0] else None, None]
+
+
+@final
 class _Made(CallRule):
     def of(self, call: Call) -> Derivative:
         return FLAT
@@ -218,6 +232,7 @@ class _Turns:
 
     def saved(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Run it; return the last carry, the results, and the carries that the turns began with."""
+
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], Any]:
             after, results = self.turn(self.captured, carry, x)
             return after, (results, carry)
@@ -337,7 +352,9 @@ class _Fors(CallRule):
         def turn(own: Values, now: Values, x: Values) -> tuple[list[Any], list[Any]]:
             return evaluate(call.body, own, [*NumberCall().run([x[0]]), *now]), []
 
-        return _Turns(call.name, turn, captured, carry, [arange(lower, lower + length)], length, False)
+        return _Turns(
+            call.name, turn, captured, carry, [arange(lower, lower + length)], length, False
+        )
 
     def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
         assert isinstance(call, ForCall)
@@ -420,10 +437,8 @@ class _Switch(Derivative):
 
         def make(flat: Flat, k: int) -> Flat:
             def branch(*given: Any) -> list[Any]:
-                found, t = forth_through(
-                    self.call.name, flat, given[: len(values)], given[len(values) :]
-                )
-                return t
+                own, moved = given[: len(values)], given[len(values) :]
+                return forth_through(self.call.name, flat, own, moved)[1]
 
             return branch
 
@@ -473,7 +488,7 @@ class _Switches(CallRule):
 @final
 @dataclass(frozen=True, slots=True)
 class _Mapped(Derivative):
-    """The derivative of a `shard_map`: one of more values, whose specs are those that there were."""
+    """The derivative of a `shard_map`: one of more values, by the specs that there were."""
 
     call: ShardMapCall
 
@@ -540,6 +555,7 @@ class _Maps(CallRule):
 
 CALLS.update(
     {
+        AlikeCall: _Alike(),
         ShardMapCall: _Maps(),
         ConstraintCall: _Constraint(),
         ArrayCall: _Number(),

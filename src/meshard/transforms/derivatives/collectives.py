@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Values, zeros_like
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Values
 from meshard.ops.derivatives.shapes import dtype_of, varying
 
 
@@ -77,11 +78,9 @@ def _exchanged(site: Site, number: int, g: Values) -> Any:
 
 def _ragged(site: Site, number: int, g: Values) -> Any:
     """Return the rows that were overwritten as zeros, or the rows sent back."""
-    rows, into, table = site.operands
+    rows, _, table = site.operands
     if number:
-        return o.ragged_all_to_all(
-            zeros_like(rows, dtype=g[0].dtype), g[0], table, **site.params
-        )
+        return o.ragged_all_to_all(zeros_like(rows, dtype=g[0].dtype), g[0], table, **site.params)
     more = {"split": 0, "concat": 0, "tiled": True, **site.params}
     first, sizes, there, received = (table[i] for i in range(4))
     there, first = (o.all_to_all(x, **more) for x in (there, first))

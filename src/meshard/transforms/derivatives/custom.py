@@ -87,7 +87,11 @@ class _Custom:
         self._fixed_names = frozenset(names_of(names, what, "nondiff_argnames"))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else functools.partial(self.__call__, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        raise NotImplementedError
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Any) -> Any:
         own = _Args.of(self._name, args, kwargs, self._numbers)
@@ -152,9 +156,7 @@ class custom_jvp(_Custom):
         def jvp(primals: Any, tangents: Any) -> Any:
             found = self(*primals)
             parts = [
-                f(t, found, *primals)
-                for f, t in zip(jvps, tangents, strict=True)
-                if f is not None
+                f(t, found, *primals) for f, t in zip(jvps, tangents, strict=True) if f is not None
             ]
             return found, total(parts) if parts else trees.map(zeros_like, found)
 
@@ -199,7 +201,9 @@ class _Forward:
                 f"the rule for tangents of {name} must return tangents of the results' tree "
                 f"{own.out_tree}, but they have {tree}."
             )
-        return results, [_fits(t, y, name, "tangents") for t, y in zip(leaves, results, strict=True)]
+        return results, [
+            _fits(t, y, name, "tangents") for t, y in zip(leaves, results, strict=True)
+        ]
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""

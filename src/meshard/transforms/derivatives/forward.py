@@ -1,7 +1,7 @@
 """The way forward: how a function's results change with its inputs.
 
-In: a function, its arguments and their tangents, flat. Out: its results and their tangents, computed
-side by side.
+In: a function, its arguments and their tangents, flat. Out: its results and their tangents,
+computed side by side.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -73,9 +73,9 @@ def grad(
     >>> meshard.grad(lambda x: mnp.sum(x**3))(mnp.arange(3.0)).tolist()
     [0.0, 3.0, 12.0]
     """
-    both = _value_and_grad(
-        "grad", fun, argnums, has_aux, holomorphic, allow_int=allow_int, reduce_axes=reduce_axes
-    )
+    _refuse_axes("grad", reduce_axes)
+    options = GradOptions("grad", argnums, has_aux, holomorphic, allow_int)
+    both = _value_and_grad(fun, options)
 
     @_like(fun, "gradient")
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -105,49 +105,57 @@ def value_and_grad(
     >>> float(value), float(slope)
     (9.0, 6.0)
     """
-    return _value_and_grad(
-        "value_and_grad",
-        fun,
-        argnums,
-        has_aux,
-        holomorphic,
-        allow_int=allow_int,
-        reduce_axes=reduce_axes,
-    )
+    _refuse_axes("value_and_grad", reduce_axes)
+    options = GradOptions("value_and_grad", argnums, has_aux, holomorphic, allow_int)
+    return _value_and_grad(fun, options)
 
 
-def _value_and_grad(
-    what: str,
-    fun: Callable[..., Any],
-    argnums: int | Sequence[int],
-    has_aux: bool,
-    holomorphic: bool,
-    *,
-    allow_int: bool,
-    reduce_axes: Sequence[str],
-) -> Callable[..., Any]:
-    f = checked_function(fun, what)
-    numbers = numbers_of(argnums, what)
-    has_aux = flag_of(has_aux, what, "has_aux")
-    holomorphic = flag_of(holomorphic, what, "holomorphic")
-    allow_int = flag_of(allow_int, what, "allow_int")
+def _refuse_axes(what: str, reduce_axes: Any) -> None:
     if tuple(reduce_axes):
         raise ArgumentError(
             f"{what}: reduce_axes={reduce_axes!r} is not supported; sum inside the function with "
             "lax.psum."
         )
 
+
+@final
+class GradOptions:
+    """What `grad` was told, checked.
+
+    Args:
+        what: the function that was called.
+        argnums: the arguments that count.
+        has_aux: whether the function returns a pair.
+        holomorphic: whether it is a holomorphic function.
+        allow_int: whether integers are taken.
+    """
+
+    def __init__(
+        self, what: str, argnums: Any, has_aux: bool, holomorphic: bool, allow_int: bool
+    ) -> None:
+        self.what = what
+        self.numbers = numbers_of(argnums, what)
+        self.several = isinstance(argnums, (tuple, list))
+        self.has_aux = flag_of(has_aux, what, "has_aux")
+        self.holomorphic = flag_of(holomorphic, what, "holomorphic")
+        self.allow_int = flag_of(allow_int, what, "allow_int")
+
+
+def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[..., Any]:
+    what, has_aux = options.what, options.has_aux
+    f = checked_function(fun, what)
+
     @_like(fun, "value and gradient")
     def both(*args: Any, **kwargs: Any) -> Any:
-        places = places_of(numbers, len(args), what)
+        places = places_of(options.numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
-        check_input(what, flat, holomorphic, allow_int)
+        check_input(what, flat, options.holomorphic, options.allow_int)
         results, back = followed(f"{what} of {flat.name!r}", flat, flat.leaves)
         own, aux = flat.split(results)
-        check_result(what, flat, own, holomorphic)
+        check_result(what, flat, own, options.holomorphic)
         found = back([_one(own[0]), *[None] * (len(results) - 1)])
         tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
-        gradient = tree if isinstance(argnums, (tuple, list)) else tree[0]
+        gradient = tree if options.several else tree[0]
         value = trees.unflatten(flat.out_tree, own)
         return ((value, aux) if has_aux else value), gradient
 
@@ -160,7 +168,7 @@ def _one(y: Any) -> Any:
 
 
 def _like(fun: Any, what: str) -> Callable[[F], F]:
-    """Return a decorator that gives a function the name and docstring of the one it differentiates."""
+    """Return a decorator that names a function after the one that it differentiates."""
 
     def decorate(function: F) -> F:
         functools.update_wrapper(function, fun)
@@ -171,8 +179,8 @@ def _like(fun: Any, what: str) -> Callable[[F], F]:
 
 
 def _cotangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """Return cotangents laid out like the values; zeros, or those of integers, where there is none."""
-    made = []
+    """Return cotangents laid out like the values; where there is none, zeros."""
+    made: list[Any] = []
     for g, x in zip(found, values, strict=True):
         if not differentiable(x):
             made.append(float0_like(x))
@@ -183,7 +191,9 @@ def _cotangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
     return made
 
 
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Any = ()) -> Any:
+def vjp(
+    fun: Callable[..., Any], *primals: Any, has_aux: bool = False, reduce_axes: Any = ()
+) -> Any:
     """Call a function, and return a function that pulls cotangents back through it.
 
     Args:

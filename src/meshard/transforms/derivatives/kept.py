@@ -1,4 +1,4 @@
-"""Calls that keep a function together: its own derivative, or none of its values until they are needed.
+"""Calls that keep a function together: its derivative is its own, or it is computed again.
 
 In: a function and its arguments, flat. Out: its results. Where operations are written down, one
 call is, which holds the function's program; a derivative is taken as the call says, and everything
@@ -30,7 +30,7 @@ from meshard.transforms.derivatives.levels import differentiable
 from meshard.transforms.derivatives.reverse import followed
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.program.calls import KeptCall
-from meshard.transforms.program.program import Call, evaluate
+from meshard.transforms.program.program import Call, Literal, evaluate
 from meshard.transforms.tracing.tracing import recording, sub_program, unplaced_type
 
 Flat = Callable[..., list[Any]]
@@ -69,7 +69,9 @@ def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]
     call = KeptCall(program, rule, name)
     operands = [*captured, *given]
     if inside is not None:
-        kinds = [v.aval for v in program.outputs]  # type: ignore[union-attr]
+        kinds: list[Any] = [
+            inside.lift(x.value).kind if isinstance(x, Literal) else x.aval for x in program.outputs
+        ]
         found: list[Any] = recorder.made(call, operands, [abstract_grid(inside, k) for k in kinds])
         return found
     like = _types(program)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshard.algebra.sharding import NamedSharding
-from meshard.runtime.array.array import Array
-from meshard.runtime.moving.place import placed
+from meshard.ops.engine.accept import WEAK
+from meshard.transforms.body.grid import Grid
+from meshard.transforms.program.calls import AlikeCall
 
 
 def laid_like(g: Any, x: Any) -> Any:
     """Return a cotangent laid out like its value, where that is on a mesh."""
-    if type(x) is Array and type(g) is Array and isinstance(x.sharding, NamedSharding):
-        return g if g.aval.layout == x.aval.layout else placed(g, x.sharding, what="grad")
-    return g
+    if type(x) in WEAK or isinstance(g, Grid) or isinstance(x, Grid) or g.shape != x.shape:
+        return g
+    return AlikeCall().run([g, x])[0]

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total, zeros_like
+from meshard.ops.array.create import zeros_like
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
 from meshard.runtime.doors import interpreting
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable

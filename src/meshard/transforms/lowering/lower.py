@@ -47,6 +47,7 @@ from meshard.transforms.lowering.lowered_steps import (
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import (
+    AlikeCall,
     ArrayCall,
     ConstraintCall,
     MakeCall,
@@ -207,6 +208,8 @@ class _Lowering:
                 self._row(eqn)
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
+            elif isinstance(eqn.call, AlikeCall):
+                self._alike(eqn)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
             elif isinstance(eqn.call, NumberCall):
@@ -393,6 +396,13 @@ class _Lowering:
     def _constraint(self, eqn: Eqn, call: ConstraintCall) -> None:
         (x,) = eqn.inputs
         self._placed(eqn, x, eqn.outputs[0], self._laid_out(x, call.sharding))
+
+    def _alike(self, eqn: Eqn) -> None:
+        x, like = eqn.inputs
+        kind, wanted = self._array_of(x, self.kind(x)), self.kind(like)
+        if isinstance(wanted, ArrayType) and isinstance(wanted.sharding, NamedSharding):
+            kind = self.world.type_of(kind.shape, kind.dtype, wanted.sharding, True)
+        self._placed(eqn, x, eqn.outputs[0], kind)
 
     def _laid_out(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))

@@ -23,7 +23,7 @@ from meshard.ops.row import MoveOp, Op
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.constrained import settled
-from meshard.transforms.program.calls import ConstraintCall, ShardMapCall
+from meshard.transforms.program.calls import AlikeCall, ConstraintCall, ShardMapCall
 from meshard.transforms.program.program import Eqn, Kind, Literal, Program, Var
 
 Found = Mapping[Var, NamedSharding]
@@ -74,6 +74,11 @@ def _before(eqn: Eqn, kinds: Mapping[Var, Kind], found: Found) -> Preferred:
     """Return how the operands of an operation had better be laid out."""
     if isinstance(eqn.call, ConstraintCall):
         return _before_constraint(eqn, eqn.call, kinds, found)
+    if isinstance(eqn.call, AlikeCall):
+        x, like = eqn.inputs
+        kind = kinds.get(like) if isinstance(like, Var) else None
+        sharding = kind.sharding if isinstance(kind, ArrayType) else None
+        return [(x, sharding)] if isinstance(x, Var) and isinstance(sharding, NamedSharding) else []
     if isinstance(eqn.call, ShardMapCall):
         return _before_body(eqn, eqn.call)
     types = [type(x.value) if isinstance(x, Literal) else kinds[x] for x in eqn.inputs]

@@ -14,8 +14,10 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
+from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.ops.engine.infer import AbstractArray
+from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import current
 from meshard.runtime.moving.place import as_array, placed
@@ -57,6 +59,37 @@ class ConstraintCall:
         now = x if isinstance(x, Traced) else as_array(x)
         place = self.sharding if isinstance(x, Traced) else settled(self.sharding, now._type)
         return [placed(now, place, what=CONSTRAINT)]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AlikeCall:
+    """The first of two operands of one shape, laid out like the second, where that is known."""
+
+    name = "laid_like"
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the first operand, laid out like the second."""
+        x, like = operands
+        if isinstance(x, AbstractArray) and type(x) is not AbstractArray:
+            found: list[Any] = x.recorder.result(self.name, (), [x, like], [(x._type, None)], self)
+            return found
+        if type(x) is not Array or type(like) is not Array:
+            return [x]
+        wanted = like.sharding
+        if not isinstance(wanted, NamedSharding) or x.aval.layout == like.aval.layout:
+            return [x]
+        return [placed(x, wanted, what=self.name)]
 
 
 @final
@@ -412,7 +445,8 @@ class KeptCall:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Run it."""
-        return evaluate(self.program, *self.split_operands(operands))
+        captured, given = self.split_operands(operands)
+        return evaluate(self.program, captured, given)
 
 
 def opened(program: Program) -> Program:
@@ -439,5 +473,4 @@ def opened(program: Program) -> Program:
             own.update(zip(one.outputs, outputs, strict=True))
         for var, atom in zip(eqn.outputs, inner.outputs, strict=True):
             known[var] = own.get(atom, atom) if isinstance(atom, Var) else atom
-    outputs = tuple(map(now, program.outputs))
-    return replace(program, eqns=tuple(eqns), outputs=outputs)
+    return replace(program, eqns=tuple(eqns), outputs=tuple([now(x) for x in program.outputs]))

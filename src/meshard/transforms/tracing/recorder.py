@@ -8,7 +8,7 @@ the code around the loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
@@ -26,7 +26,6 @@ from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program
 
 
 @bounded
-@final
 class Tracer(AbstractArray):
     """An array inside a function that is being traced.
 
