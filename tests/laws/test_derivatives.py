@@ -73,9 +73,9 @@ def _within(low: float, high: float) -> Callable[[Any, np.random.Generator], Any
     return lambda x, rng: drawn(x, rng, low, high)
 
 
+SQUARES = "cholesky inv det slogdet solve eigh eigvalsh"
 MAKERS: dict[str, dict[int, Callable[[Any, np.random.Generator], Any]]] = {
-    **dict.fromkeys(["cholesky", "inv", "det", "slogdet", "solve"], {0: _spd}),
-    **dict.fromkeys(["eigh", "eigvalsh"], {0: _spd}),
+    **{name: {0: _spd} for name in SQUARES.split()},
     "interp": {1: _rising},
     "random_scaled": {1: _within(0, 0.2), 2: _within(0.3, 0.6)},
     "clip": {1: _within(-0.5, -0.3), 2: _within(0.3, 0.5)},
@@ -161,10 +161,7 @@ def filled(site: Operation, rng: np.random.Generator, dtype: Any = None) -> list
     for i, x in enumerate(site.operands):
         if moves(x):
             like = x if dtype is None else x.astype(dtype)
-            if i in makers:
-                x = makers[i](like, rng)
-            else:
-                x = drawn(like, rng, low, high)
+            x = makers[i](like, rng) if i in makers else drawn(like, rng, low, high)
         found.append(x)
     return found
 
@@ -177,7 +174,8 @@ def test_every_row_has_a_derivative_or_says_why_not() -> None:
     assert sorted(REGISTRY.keys() ^ DERIVATIVES.keys()) == []
     for name, derivative in DERIVATIVES.items():
         if isinstance(derivative, Refused):
-            assert derivative.why.endswith(".") and len(derivative.why) > 20, name
+            assert derivative.why.endswith("."), name
+            assert len(derivative.why) > 20, name
 
 
 def told(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Derivatives of functions that users write are those of JAX.
 
-For each function of `tests/corpus.py`: its value, gradients with respect to all arguments, tangents,
-second derivatives, gradients of a batch of examples, all of them with and without jit. By default a
+For each function of `tests/corpus.py`: its value, gradients with respect to all arguments,
+tangents, second derivatives, gradients of a batch of examples, with and without jit. By default a
 sample of the functions is tried, since JAX compiles each; the profile "thorough" tries all.
 """
 

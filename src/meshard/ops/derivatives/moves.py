@@ -147,7 +147,7 @@ def _gather(site: Site, number: int, g: Values) -> Any:
 
 
 def _check_scatter(site: Site, moved: Sequence[bool]) -> str:
-    """Return how values are scattered; refuse what has no derivative with respect to those moved."""
+    """Return how values are scattered; refuse what has no derivative by those that move."""
     how: str = site.params["how"]
     if how not in ("multiply", "divide", "power") or (how != "power" and not moved[1]):
         return how
