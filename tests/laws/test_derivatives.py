@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import meshard.numpy as mnp
-from meshard import jit
+from meshard import jit, jvp, vjp
 from meshard.errors import ConcretizationError, DerivativeError, MeshardError
 from meshard.ops.derivatives.kinds import FLAT, Partials, Refused
 from meshard.ops.derivatives.table import DERIVATIVES
@@ -299,6 +299,46 @@ def same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
         elif found[key] != "NotAddressableError":
             for a, b in zip(found[key], values, strict=True):
                 assert a.tobytes() == b.tobytes(), key
+
+
+JUMPING = {"fmod", "remainder", "divmod", "round"}
+"""Rows with jumps, which differences of a derivative may meet."""
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_derivatives_have_derivatives(name: str, sites: Any) -> None:
+    """What is pushed and what is pulled are functions of the operands, to which the laws apply."""
+    (site,) = chosen(sites[name], 1)
+    rng, stays = seeded(name, "second"), fixed(site)
+    values, f = filled(site, rng), function_of(site)
+    places = [i for i, x in enumerate(values) if moves(x) and i not in stays]
+    results = [y for y in map(whole, f(*values)) if moves(y)]
+    if not results or not places or not all(np.isfinite(y).all() for y in results):
+        pytest.skip("it has no derivative here")
+    tangents = tuple([drawn(values[i], rng) for i in places])
+    cotangents = [drawn(y, rng) for y in results]
+
+    def moving(*own: Any) -> list[Any]:
+        every = list(values)
+        for i, x in zip(places, own, strict=True):
+            every[i] = x
+        return [y for y in f(*every) if moves_type(y)]
+
+    def pushed(*own: Any) -> list[Any]:
+        return list(jvp(moving, own, tangents)[1])
+
+    def pulled(*own: Any) -> list[Any]:
+        return list(vjp(moving, *own)[1](cotangents))
+
+    given = [values[i] for i in places]
+    for second in (pushed, pulled):
+        try:
+            found = both_ways(second, given, seeded(name, "third"))
+        except DerivativeError:
+            continue
+        check_adjoint(found)
+        if name not in STEPS | JUMPING:
+            check_differences(second, given, found)
 
 
 # whole functions

@@ -126,6 +126,38 @@ def test_derivatives_are_those_of_jax(entry: Entry) -> None:
         assert faults(entry, expected, derivatives(OURS, entry, True)) == []
 
 
+def _turns(m: Any, x: Any) -> Any:
+    return m.lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, s[1] * x), (0, m.np.sin(x)))[1]
+
+
+def _until(m: Any, x: Any) -> Any:
+    return m.lax.while_loop(lambda y: m.np.sum(y) < 50.0, lambda y: y * m.np.abs(x) + 1.0, x)
+
+
+def _counted(m: Any, x: Any) -> Any:
+    return m.lax.fori_loop(0, m.np.asarray(3), lambda i, y: m.np.cos(y) * x + i, x)
+
+
+@pytest.mark.parametrize("function", [_turns, _until, _counted])
+def test_loops_forward(function: Any) -> None:
+    """Loops whose turns are counted by values: tangents, columns, and batches of both."""
+    x, t = np.array([1.5, 2.0, -1.2]), np.array([0.3, -1.0, 2.0])
+
+    def found(m: Any) -> list[Any]:
+        def f(y: Any) -> Any:
+            return function(m, y)
+
+        given, along = m.asarray(x), m.asarray(t)
+        batch = m.asarray(np.stack([x, x * 2, x - 0.1]))
+        _, slope = m.jvp(f, (given,), (along,))
+        second = m.jvp(lambda y: m.jvp(f, (y,), (along,))[1], (given,), (along,))[1]
+        columns = m.jacfwd(f)(given)
+        return [slope, second, columns, m.vmap(m.jacfwd(f))(batch), m.jit(m.jacfwd(f))(given)]
+
+    for a, b in zip(found(OURS), found(theirs()), strict=True):
+        np.testing.assert_allclose(whole(a), np.asarray(b), rtol=1e-10, atol=1e-12)
+
+
 OTHER_KINDS = {"custom_jvp none", "custom_vjp none", "vjp wrong dtype"}
 """Refused with an error of another class."""
 
