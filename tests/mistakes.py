@@ -518,8 +518,16 @@ mistake(
     "ShardingError",
     "in_shardings",
 )
-mistake("grad", "meshard.grad(lambda x: x)", "AttributeError", "no automatic differentiation")
-mistake("vmap", "meshard.vmap(lambda x: x)", "AttributeError", "lax.map")
+mistake("a gradient of an array", "meshard.grad(lambda x: x)(x)", "ShapeError", "one number")
+mistake("a gradient of integers", "meshard.grad(lambda x: x * 2.0)(3)", "DtypeError", "floats")
+mistake(
+    "a gradient by NumPy",
+    "meshard.grad(lambda x: np.asarray(x).sum())(x)",
+    "ConcretizationError",
+    "no derivative",
+)
+mistake("vmap of different sizes", "meshard.vmap(mnp.add)(x, x[:1])", "ShapeError", "sizes")
+mistake("vmap of a number", "meshard.vmap(mnp.sin)(1.0)", "ShapeError", "rank")
 mistake("pmap", "meshard.pmap(lambda x: x)", "AttributeError", "shard_map")
 
 # --- shard_map

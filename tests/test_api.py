@@ -203,8 +203,6 @@ def test_every_module_for_users_is_an_attribute_once_meshard_is_imported() -> No
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("grad", "there is no automatic differentiation. Write the derivative out"),
-        ("vmap", "operations on arrays with one more dim"),
         ("pmap", "use shard_map"),
         ("DeviceArray", "one type, Array"),
         ("GlobalDeviceArray", "it is meshard.gda.GlobalDeviceArray"),

@@ -86,10 +86,10 @@ def test_random_numbers_differ(both: Both) -> None:
     assert drawn["jax"] != drawn["meshard"]
 
 
-@pytest.mark.parametrize("name", ["grad", "vmap", "pmap"])
+@pytest.mark.parametrize("name", ["pmap"])
 def test_what_is_missing_says_what_to_use(jax: ModuleType, name: str) -> None:
     assert hasattr(jax, name)
-    with pytest.raises(AttributeError, match=r"derivative|lax.map|shard_map"):
+    with pytest.raises(AttributeError, match="shard_map"):
         getattr(meshard, name)
 
 

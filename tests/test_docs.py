@@ -52,7 +52,7 @@ def test_what_a_page_says_wrongly_is_noticed(tmp_path: Path) -> None:
         ("1 / 0", "NameError: no", "division by zero"),
         ("print(1)", None, "prints, unseen"),
         ("", "anything", "the page says"),
-        ("import meshard\nmeshard.grad", "TypeError: no", "no automatic differentiation"),
+        ("import meshard\nmeshard.pmap", "TypeError: no", "use shard_map"),
         # What another version of Python may write in another way.
         ("1 / 0", "ZeroDivisionError: division by zero", "this fails"),
         ("import collections\nprint(collections.OrderedDict(a=1))", "x", "collections.OrderedDict"),

@@ -326,10 +326,11 @@ def nearest(name: str, names: Iterable[str], count: int = 2) -> list[str]:
     listed = [n for n in islice(names, _MOST) if not n.startswith("_")]
     folded = {n.lower(): n for n in reversed(listed)}
     wanted = name.lower()
+    letters = sorted(wanted)  # two letters in the wrong order are the commonest mistake
 
-    def nearness(candidate: str) -> tuple[float, list[bool]]:
+    def nearness(candidate: str) -> tuple[bool, float, list[bool]]:
         alike = [a == b for a, b in zip(candidate, wanted, strict=False)]
-        return likeness(candidate, wanted), alike
+        return sorted(candidate) == letters, likeness(candidate, wanted), alike
 
     found = get_close_matches(wanted, list(folded), len(folded) or 1, _CLOSE)
     return [folded[n] for n in sorted(found, key=nearness, reverse=True)[:count]]

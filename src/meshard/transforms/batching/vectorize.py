@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import function_of, shown
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import reshape
 from meshard.runtime.array.array import Array
@@ -51,6 +52,7 @@ def vectorize(
     left_out = frozenset(excluded)
 
     @functools.wraps(pyfunc)
+    @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
         numbers = [n for n in range(len(args)) if n not in left_out]
         values = [_value(args[n]) for n in numbers]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from meshard.algebra.arguments import function_of, integer_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
 from meshard.runtime import trees
@@ -63,6 +64,7 @@ def vmap(
     axes = _Axes.of(in_axes, out_axes, axis_name, axis_size)
 
     @functools.wraps(fun)
+    @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
         return _mapped(f, axes, args, kwargs)
 

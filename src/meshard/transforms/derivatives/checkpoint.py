@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
 from meshard.algebra.arguments import flag_of, function_of, integer_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError
 from meshard.runtime import trees
 from meshard.transforms.derivatives.arguments import name_of, value_of
@@ -74,6 +75,7 @@ def checkpoint(
     f = function_of(fun, "checkpoint", "fun")
 
     @functools.wraps(fun)
+    @bounded
     def function(*args: Any, **kwargs: Any) -> Any:
         fixed = {n % len(args) for n in statics} if args else set()
         moving = tuple([x for n, x in enumerate(args) if n not in fixed])

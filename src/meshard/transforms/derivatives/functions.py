@@ -10,6 +10,7 @@ import numpy as np
 
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
 from meshard.algebra.arguments import flag_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
 from meshard.runtime import trees
@@ -78,6 +79,7 @@ def grad(
     both = _value_and_grad(fun, options)
 
     @_like(fun, "gradient")
+    @bounded
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
@@ -146,6 +148,7 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
     f = checked_function(fun, what)
 
     @_like(fun, "value and gradient")
+    @bounded
     def both(*args: Any, **kwargs: Any) -> Any:
         places = places_of(options.numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
@@ -228,6 +231,7 @@ def vjp(
     out_tree, rest = flat.out_tree, [None] * (len(results) - len(own))
     what = f"vjp of {flat.name!r}"
 
+    @bounded
     def pull(*cotangents: Any) -> tuple[Any, ...]:
         if len(cotangents) != 1:
             raise ArgumentError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import flag_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import moveaxis, reshape
@@ -87,6 +88,7 @@ def jacfwd(
     holomorphic = flag_of(holomorphic, what, "holomorphic")
 
     @_like(fun, "Jacobian")
+    @bounded
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         places = places_of(numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
@@ -153,6 +155,7 @@ def jacrev(
     allow_int = flag_of(allow_int, what, "allow_int")
 
     @_like(fun, "Jacobian")
+    @bounded
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         places = places_of(numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
@@ -228,6 +231,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     own, aux = flat.split(run.results)
     out_tree = flat.out_tree
 
+    @bounded
     def push(*tangents: Any) -> Any:
         leaves = check_tree(what, tuple(tangents), flat.tree, "tangents")
         given = check_types(what, leaves, flat.leaves, flat.told, "tangent")
@@ -291,6 +295,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
             )
     own, _ = flat.split(run.results)
 
+    @bounded
     def pull(cotangents: Any) -> Any:
         leaves = check_tree(what, cotangents, flat.out_tree, "cotangents")
         given = check_types(what, leaves, own, lambda i: f"result {i}", "cotangent")
