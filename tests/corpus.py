@@ -180,6 +180,93 @@ def at_slices(m, x, y):
     return m.np.sum(x.at[1:3].set(y**2).at[:, ::2].add(1.5).at[0, 1].multiply(2.0) ** 2)
 
 
+@_entry(M, np.array([0.3, 0.5, 0.5]), second=False)
+def at_extremes(m, x, y):
+    at = np.array([0, 2, 0])
+    return m.np.sum(x.at[at].max(y[:, None]) ** 2) + m.np.sum(x.at[at, 1].min(-y) ** 3)
+
+
+@_entry(M, second=False)
+def at_outside(m, x):
+    y = x.at[np.array([1, 9]), 0].set(2.0 * x[0, 0], mode="drop")
+    return m.np.sum(y**2) + m.np.sum(x.at[np.array([1, 9])].get(mode="fill", fill_value=0.5) ** 2)
+
+
+@_entry(V)
+def masks(m, x):
+    y = x.at[np.array([True, False] * 3)].set(0.5) * x
+    return m.np.sum(y**2) + m.np.sum(x[np.array([False, True, True] * 2)] ** 3)
+
+
+@_entry(V)
+def pieces(m, x):
+    y = m.np.select([x > 1, x > 0], [x**2, x * 3], -x)
+    return m.np.sum(y * m.np.choose(np.array([0, 1, 0, 1, 1, 0]), [x, y], mode="wrap"))
+
+
+@_entry(_n(3, 5), second=False)
+def wide_qr(m, a):
+    q, r = m.np.linalg.qr(a)
+    return m.np.sum(m.np.abs(r) ** 2 * 0.5 + m.np.cos(r)) + m.np.sum(q**4)
+
+
+@_entry(V)
+def nested(m, x):
+    inner = m.grad(lambda y: m.np.sum(m.np.sin(y) * y))
+    return m.np.sum(m.jit(inner)(x) * m.jvp(lambda y: y**3, (x,), (m.np.ones_like(x),))[1])
+
+
+@_entry(V)
+def mapped_gradients(m, x):
+    return m.np.sum(m.vmap(m.grad(lambda y: m.np.sin(y) * y))(x) ** 2)
+
+
+@_entry(V)
+def through_checkpoint(m, x):
+    f = m.checkpoint(lambda y: m.np.sin(m.np.exp(m.np.sin(y))))
+    return m.np.sum(f(f(x)))
+
+
+@_entry(V)
+def custom_rules(m, x):
+    f = m.custom_jvp(lambda y: m.np.log1p(m.np.exp(y)))
+    f.defjvp(lambda p, t: (f(p[0]), t[0] * (1 - 1 / (1 + m.np.exp(p[0])))))
+    g = m.custom_vjp(lambda y, z: y * z)
+    g.defvjp(lambda y, z: (y * z, (y, z)), lambda r, c: (c * r[1], 2 * c * r[0]))
+    return m.np.sum(f(x)) + m.np.sum(m.grad(lambda y: m.np.sum(g(y, m.np.sin(x) * y)))(x))
+
+
+@_entry(V)
+def jacobians(m, x):
+    f = lambda y: m.np.outer(y, m.np.sin(y))[:2].ravel()  # noqa: E731
+    return (
+        m.np.sum(m.jacfwd(f)(x) ** 2)
+        + m.np.sum(m.jacrev(f)(x) ** 3)
+        + m.np.sum(m.hessian(lambda y: m.np.sum(y @ y * y))(x))
+    )
+
+
+@_entry(V)
+def linearized(m, x):
+    y, push = m.linearize(lambda z: m.np.cumsum(z**2), x)
+    return m.np.sum(push(m.np.ones(6)) * y)
+
+
+@_entry(W1, V)
+def scan_in_scan(m, w, xs):
+    def outer(h, x):
+        return m.lax.scan(lambda c, r: (c * m.np.sin(r) + x, None), h, w)[0], h.sum()
+
+    last, sums = m.lax.scan(outer, m.np.ones(8), xs)
+    return m.np.sum(last**2) + m.np.sum(sums)
+
+
+@_entry(_n(4, 3), _n(3))
+def logistic_regression(m, a, w):
+    z = a @ w
+    return m.np.mean(m.np.logaddexp(0.0, -z) + 0.1 * m.np.sum(w**2)) + m.nn.sigmoid(z).prod()
+
+
 @_entry(_u(3, 4), _u(4, 5), _u(5, 2))
 def einsum(m, a, b, c):
     return m.np.sum(m.np.einsum("ij,jk,kl->il", a, b, c) ** 2)
@@ -193,7 +280,9 @@ def einsum_diagonals(m, a):
 @_entry(_u(3, 4), _u(4))
 def products(m, a, b):
     outer, inner = m.np.outer(b, b), m.np.dot(a, b)
-    return m.np.vdot(inner, inner) + m.np.sum(m.np.tensordot(a, outer, 1) ** 2) + m.np.kron(b, b).sum()
+    return (
+        m.np.vdot(inner, inner) + m.np.sum(m.np.tensordot(a, outer, 1) ** 2) + m.np.kron(b, b).sum()
+    )
 
 
 @_entry(_n(6))
@@ -280,7 +369,18 @@ def logsumexp(m, x):
 
 @_entry(_n(7))
 def activations(m, x):
-    names = ["relu", "sigmoid", "silu", "elu", "selu", "celu", "leaky_relu", "log_sigmoid", "soft_sign", "gelu"]
+    names = [
+        "relu",
+        "sigmoid",
+        "silu",
+        "elu",
+        "selu",
+        "celu",
+        "leaky_relu",
+        "log_sigmoid",
+        "soft_sign",
+        "gelu",
+    ]
     return sum(getattr(m.nn, n)(x).sum() for n in names)
 
 
@@ -337,7 +437,9 @@ def pads(m, x):
 
 @_entry(_n(3, 4))
 def wrapped_pads(m, x):
-    return m.np.sum(m.np.pad(x, 2, mode="wrap") ** 2) + m.np.sum(m.np.pad(x, 2, mode="reflect") ** 3)
+    return m.np.sum(m.np.pad(x, 2, mode="wrap") ** 2) + m.np.sum(
+        m.np.pad(x, 2, mode="reflect") ** 3
+    )
 
 
 @_entry(_n(3, 4))

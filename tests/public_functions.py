@@ -1,7 +1,7 @@
 """Public array functions as functions of arrays alone, for laws over all of them.
 
-Each valid call of `tests/odd_array_calls.py` becomes a function of the float and complex arrays among
-its arguments, wherever in lists these are; everything else stays as it is.
+Each valid call of `tests/odd_array_calls.py` becomes a function of the float and complex arrays
+among its arguments, wherever in lists these are; everything else stays as it is.
 """
 
 from __future__ import annotations

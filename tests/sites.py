@@ -67,8 +67,11 @@ class Recording(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Run an operation."""
-        given = [x if isinstance(x, (int, float, complex)) else np.asarray(x) for x in operands
-                 if not str(getattr(x, "dtype", "")).startswith("key")]
+        given = [
+            x if isinstance(x, (int, float, complex)) else np.asarray(x)
+            for x in operands
+            if not str(getattr(x, "dtype", "")).startswith("key")
+        ]
         if len(given) == len(operands):
             operation = Operation(name, params, tuple(given))
             self.found.setdefault(operation.key(), operation)

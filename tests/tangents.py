@@ -125,9 +125,13 @@ def both_ways(
         [whole(g) for g in pulled],
     )
     for t, y in zip(found.pushed, found.results, strict=True):
-        assert (t.shape, t.dtype) == (y.shape, y.dtype), f"a tangent {t.dtype}{t.shape} of {y.dtype}{y.shape}"
+        assert (t.shape, t.dtype) == (y.shape, y.dtype), (
+            f"a tangent {t.dtype}{t.shape} of {y.dtype}{y.shape}"
+        )
     for g, x in zip(found.pulled, found.values, strict=True):
-        assert (g.shape, g.dtype) == (x.shape, x.dtype), f"a cotangent {g.dtype}{g.shape} of {x.dtype}{x.shape}"
+        assert (g.shape, g.dtype) == (x.shape, x.dtype), (
+            f"a cotangent {g.dtype}{g.shape} of {x.dtype}{x.shape}"
+        )
     return found
 
 
@@ -144,12 +148,17 @@ def check_adjoint(found: Both) -> None:
 STEP = 1e-6
 
 
-def check_differences(f: Function, values: Sequence[Any], found: Both, fixed: Container[int] = ()) -> None:
+def check_differences(
+    f: Function, values: Sequence[Any], found: Both, fixed: Container[int] = ()
+) -> None:
     """Check the tangents of results against central finite differences."""
 
     def moved(step: float) -> list[Any]:
         tangents = iter(found.tangents)
-        given = [x + step * next(tangents) if moves(x) and i not in fixed else x for i, x in enumerate(values)]
+        given = [
+            x + step * next(tangents) if moves(x) and i not in fixed else x
+            for i, x in enumerate(values)
+        ]
         results = [whole(y) for y in f(*given)]
         return [y for y in results if moves(y)]
 

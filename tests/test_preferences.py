@@ -182,3 +182,23 @@ def test_what_every_turn_of_a_loop_needs_alike_is_moved_once():
     count, _, found = moved(nothing, *args)
     assert count == 0
     assert whole(found).tolist() == whole(args[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda c: mnp.fft.fft(c, 6).real,
+        lambda c: mnp.fft.rfft(c, 10).real,
+        lambda c: mnp.linalg.qr(c)[1],
+        lambda c: lax.top_k(c, 3)[0],
+    ],
+)
+def test_dims_that_only_results_have_are_not_cut_by_preferences(f):
+    """A kernel that does not learn which part of such a dim a cell is computes all of it."""
+    value = np.random.default_rng(0).normal(size=(4, 4))
+    x = put(value)
+    expected = np.asarray(f(x))
+    for spec in (("i",), (None, "i"), ("j", "i")):
+        wanted = NamedSharding(mesh(), P(*spec), uneven="balanced")
+        found = meshard.jit(lambda c, w=wanted: lax.with_sharding_constraint(f(c), w))(x)
+        np.testing.assert_array_equal(np.asarray(found), expected)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import meshard.numpy as mnp
-from meshard import jit
+from meshard import jit, jvp, vjp
 from meshard.errors import ConcretizationError, DerivativeError, MeshardError
 from meshard.ops.derivatives.kinds import FLAT, Partials, Refused
 from meshard.ops.derivatives.table import DERIVATIVES
@@ -73,17 +73,22 @@ def _within(low: float, high: float) -> Callable[[Any, np.random.Generator], Any
     return lambda x, rng: drawn(x, rng, low, high)
 
 
+SQUARES = "cholesky inv det slogdet solve eigh eigvalsh"
 MAKERS: dict[str, dict[int, Callable[[Any, np.random.Generator], Any]]] = {
-    **dict.fromkeys(["cholesky", "inv", "det", "slogdet", "solve"], {0: _spd}),
-    **dict.fromkeys(["eigh", "eigvalsh"], {0: _spd}),
+    **{name: {0: _spd} for name in SQUARES.split()},
     "interp": {1: _rising},
     "random_scaled": {1: _within(0, 0.2), 2: _within(0.3, 0.6)},
     "clip": {1: _within(-0.5, -0.3), 2: _within(0.3, 0.5)},
     "random_triangular_of": {
-        0: _within(0.1, 0.9), 1: _within(0, 0.2), 2: _within(0.3, 0.6), 3: _within(0.7, 1)
+        0: _within(0.1, 0.9),
+        1: _within(0, 0.2),
+        2: _within(0.3, 0.6),
+        3: _within(0.7, 1),
     },
     "random_truncated_normal_of": {
-        0: _within(0.1, 0.9), 1: _within(-1, -0.2), 2: _within(0.3, 0.6)
+        0: _within(0.1, 0.9),
+        1: _within(-1, -0.2),
+        2: _within(0.3, 0.6),
     },
 }
 """Operands that must have a form: by row and the operand's number."""
@@ -121,7 +126,9 @@ BY_HAND: list[Operation] = [
         "dynamic_slice", (("sizes", (2, 2)), ("wrap", (True, False))), (np.ones((4, 3)), -2, 1)
     ),
     Operation(
-        "dynamic_update_slice", (("wrap", (True, False)),), (np.ones((4, 3)), np.ones((2, 2)), -3, 1)
+        "dynamic_update_slice",
+        (("wrap", (True, False)),),
+        (np.ones((4, 3)), np.ones((2, 2)), -3, 1),
     ),
 ]
 """Calls of rows that only programs and split arrays use."""
@@ -154,10 +161,7 @@ def filled(site: Operation, rng: np.random.Generator, dtype: Any = None) -> list
     for i, x in enumerate(site.operands):
         if moves(x):
             like = x if dtype is None else x.astype(dtype)
-            if i in makers:
-                x = makers[i](like, rng)
-            else:
-                x = drawn(like, rng, low, high)
+            x = makers[i](like, rng) if i in makers else drawn(like, rng, low, high)
         found.append(x)
     return found
 
@@ -170,7 +174,8 @@ def test_every_row_has_a_derivative_or_says_why_not() -> None:
     assert sorted(REGISTRY.keys() ^ DERIVATIVES.keys()) == []
     for name, derivative in DERIVATIVES.items():
         if isinstance(derivative, Refused):
-            assert derivative.why.endswith(".") and len(derivative.why) > 20, name
+            assert derivative.why.endswith("."), name
+            assert len(derivative.why) > 20, name
 
 
 def told(error: BaseException) -> str:
@@ -196,7 +201,11 @@ def faults_at(site: Operation, dtype: Any) -> list[str] | None:
     try:
         found = both_ways(function_of(site), values, rng, fixed=fixed(site))
         check_adjoint(found)
-        fine = all(x.dtype in (np.dtype("f8"), np.dtype("c16")) for x in (*found.values, *results) if moves(x))
+        fine = all(
+            x.dtype in (np.dtype("f8"), np.dtype("c16"))
+            for x in (*found.values, *results)
+            if moves(x)
+        )
         complex_ = any(y.dtype.kind == "c" for y in results)
         free = complex_ and site.name in ("svd", "eigh")  # their vectors have free phases
         if fine and site.name not in STEPS and not free:
@@ -292,6 +301,46 @@ def same_bits(found: dict[str, Any], expected: dict[str, Any]) -> None:
                 assert a.tobytes() == b.tobytes(), key
 
 
+JUMPING = {"fmod", "remainder", "divmod", "round"}
+"""Rows with jumps, which differences of a derivative may meet."""
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_derivatives_have_derivatives(name: str, sites: Any) -> None:
+    """What is pushed and what is pulled are functions of the operands, to which the laws apply."""
+    (site,) = chosen(sites[name], 1)
+    rng, stays = seeded(name, "second"), fixed(site)
+    values, f = filled(site, rng), function_of(site)
+    places = [i for i, x in enumerate(values) if moves(x) and i not in stays]
+    results = [y for y in map(whole, f(*values)) if moves(y)]
+    if not results or not places or not all(np.isfinite(y).all() for y in results):
+        pytest.skip("it has no derivative here")
+    tangents = tuple([drawn(values[i], rng) for i in places])
+    cotangents = [drawn(y, rng) for y in results]
+
+    def moving(*own: Any) -> list[Any]:
+        every = list(values)
+        for i, x in zip(places, own, strict=True):
+            every[i] = x
+        return [y for y in f(*every) if moves_type(y)]
+
+    def pushed(*own: Any) -> list[Any]:
+        return list(jvp(moving, own, tangents)[1])
+
+    def pulled(*own: Any) -> list[Any]:
+        return list(vjp(moving, *own)[1](cotangents))
+
+    given = [values[i] for i in places]
+    for second in (pushed, pulled):
+        try:
+            found = both_ways(second, given, seeded(name, "third"))
+        except DerivativeError:
+            continue
+        check_adjoint(found)
+        if name not in STEPS | JUMPING:
+            check_differences(second, given, found)
+
+
 # whole functions
 
 PUBLIC = [f for f in public_functions() if ALL or crc32(f.name.encode()) % 3 == 0]
@@ -328,7 +377,9 @@ def wrong(f: Public) -> list[str]:
             check_differences(function, values, found)
         if crc32(f.name.encode()) % (1 if ALL else 2) == 0:
             jitted = both_ways(jit(function), values, seeded(f.name))
-            for a, b in zip(found.pushed + found.pulled, jitted.pushed + jitted.pulled, strict=True):
+            for a, b in zip(
+                found.pushed + found.pulled, jitted.pushed + jitted.pulled, strict=True
+            ):
                 np.testing.assert_allclose(b, a, rtol=1e-8, atol=1e-11)
     except (DerivativeError, ConcretizationError) as error:
         return [] if len(str(error)) > 40 else [told(error)]

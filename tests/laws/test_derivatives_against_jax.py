@@ -1,7 +1,7 @@
 """Derivatives of functions that users write are those of JAX.
 
-For each function of `tests/corpus.py`: its value, gradients with respect to all arguments, tangents,
-second derivatives, gradients of a batch of examples, all of them with and without jit. By default a
+For each function of `tests/corpus.py`: its value, gradients with respect to all arguments,
+tangents, second derivatives, gradients of a batch of examples, with and without jit. By default a
 sample of the functions is tried, since JAX compiles each; the profile "thorough" tries all.
 """
 
@@ -19,10 +19,10 @@ import meshard
 import meshard.lax
 import meshard.nn
 import meshard.numpy as mnp
+from meshard.errors import MeshardError
 from meshard.runtime import trees
-from meshard.transforms.batching.vmap import vmap
-from meshard.transforms.derivatives.functions import grad, jvp, value_and_grad
 from tests.corpus import ENTRIES, Entry
+from tests.misuses import MISUSES
 from tests.worlds import whole
 
 ALL = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -30,10 +30,19 @@ SOME = [e for e in ENTRIES if ALL or crc32(e.name.encode()) % 3 == 0]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
+TRANSFORMATIONS = """
+    checkpoint custom_jvp custom_vjp grad hessian jacfwd jacrev jit jvp linear_transpose
+    linearize value_and_grad vjp vmap
+"""
+
+
+def _named(module: Any) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in TRANSFORMATIONS.split()}
+
+
 OURS = SimpleNamespace(
-    np=mnp, lax=meshard.lax, nn=meshard.nn, grad=grad, jvp=jvp, vmap=vmap,
-    value_and_grad=value_and_grad, jit=meshard.jit, asarray=mnp.asarray,
-)  # fmt: skip
+    np=mnp, lax=meshard.lax, nn=meshard.nn, asarray=mnp.asarray, **_named(meshard)
+)
 
 
 def theirs() -> SimpleNamespace:
@@ -41,9 +50,8 @@ def theirs() -> SimpleNamespace:
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)
     return SimpleNamespace(
-        np=jax.numpy, lax=jax.lax, nn=jax.nn, grad=jax.grad, jvp=jax.jvp, vmap=jax.vmap,
-        value_and_grad=jax.value_and_grad, jit=jax.jit, asarray=jax.numpy.asarray,
-    )  # fmt: skip
+        np=jax.numpy, lax=jax.lax, nn=jax.nn, asarray=jax.numpy.asarray, **_named(jax)
+    )
 
 
 def derivatives(m: Any, entry: Entry, jitted: bool) -> dict[str, Any]:
@@ -99,7 +107,9 @@ def faults(entry: Entry, expected: Any, found: Any) -> list[str]:
             a, b = whole(a), np.asarray(b)
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 wrong.append(f"{what} {i}: {a.dtype}{a.shape}, not {b.dtype}{b.shape}")
-            elif not np.allclose(_wide(a), _wide(b), entry.tolerance, entry.tolerance, equal_nan=True):
+            elif not np.allclose(
+                _wide(a), _wide(b), entry.tolerance, entry.tolerance, equal_nan=True
+            ):
                 wrong.append(f"{what} {i}: {a} instead of {b}")
     return wrong
 
@@ -114,3 +124,61 @@ def test_derivatives_are_those_of_jax(entry: Entry) -> None:
     with np.errstate(all="ignore"):
         assert faults(entry, expected, derivatives(OURS, entry, False)) == []
         assert faults(entry, expected, derivatives(OURS, entry, True)) == []
+
+
+def _turns(m: Any, x: Any) -> Any:
+    return m.lax.while_loop(lambda s: s[0] < 4, lambda s: (s[0] + 1, s[1] * x), (0, m.np.sin(x)))[1]
+
+
+def _until(m: Any, x: Any) -> Any:
+    return m.lax.while_loop(lambda y: m.np.sum(y) < 50.0, lambda y: y * m.np.abs(x) + 1.0, x)
+
+
+def _counted(m: Any, x: Any) -> Any:
+    return m.lax.fori_loop(0, m.np.asarray(3), lambda i, y: m.np.cos(y) * x + i, x)
+
+
+@pytest.mark.parametrize("function", [_turns, _until, _counted])
+def test_loops_forward(function: Any) -> None:
+    """Loops whose turns are counted by values: tangents, columns, and batches of both."""
+    x, t = np.array([1.5, 2.0, -1.2]), np.array([0.3, -1.0, 2.0])
+
+    def found(m: Any) -> list[Any]:
+        def f(y: Any) -> Any:
+            return function(m, y)
+
+        given, along = m.asarray(x), m.asarray(t)
+        batch = m.asarray(np.stack([x, x * 2, x - 0.1]))
+        _, slope = m.jvp(f, (given,), (along,))
+        second = m.jvp(lambda y: m.jvp(f, (y,), (along,))[1], (given,), (along,))[1]
+        columns = m.jacfwd(f)(given)
+        return [slope, second, columns, m.vmap(m.jacfwd(f))(batch), m.jit(m.jacfwd(f))(given)]
+
+    for a, b in zip(found(OURS), found(theirs()), strict=True):
+        np.testing.assert_allclose(whole(a), np.asarray(b), rtol=1e-10, atol=1e-12)
+
+
+OTHER_KINDS = {"custom_jvp none", "custom_vjp none", "vjp wrong dtype"}
+"""Refused with an error of another class."""
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_what_jax_refuses_is_refused(name: str) -> None:
+    def ended(m: Any) -> Exception | None:
+        try:
+            MISUSES[name](m)
+        except Exception as error:
+            return error
+        return None
+
+    with np.errstate(all="ignore"):
+        expected, found = ended(theirs()), ended(OURS)
+    if expected is None:
+        assert found is None
+        return
+    assert isinstance(found, MeshardError), repr(found)
+    assert len(str(found)) > 40
+    kinds = (TypeError, ValueError, NotImplementedError)
+    assert name in OTHER_KINDS or any(
+        isinstance(expected, k) == isinstance(found, k) for k in kinds
+    )

@@ -34,54 +34,57 @@ def ragged(x: Any, y: Any) -> Any:
     return lax.ragged_all_to_all(x * x, y * y, places, ones, at, ones, axis_name="i")
 
 
+FIRST, SECOND, BOTH = P("i"), P(None, "i"), P("i", "j")
+
 BODIES: dict[str, tuple[Body, tuple[tuple[int, ...], ...], Any, Any]] = {
-    "psum": (lambda x: lax.psum(x * x, "i") * x, ((8, 3),), P("i"), P("i")),
-    "psum to one": (lambda x: lax.psum(x * x, ("i", "j")), ((8, 4),), P("i", "j"), P()),
-    "psum of invariant": (lambda x: lax.psum(x * x, "j") * x, ((8, 3),), P("i"), P("i")),
-    "psum of some": (lambda x: lax.psum(x * x, ("i", "j")) * x, ((8, 3),), P("i"), P("i")),
+    "psum": (lambda x: lax.psum(x * x, "i") * x, ((8, 3),), FIRST, FIRST),
+    "psum to one": (lambda x: lax.psum(x * x, ("i", "j")), ((8, 4),), BOTH, P()),
+    "psum of invariant": (lambda x: lax.psum(x * x, "j") * x, ((8, 3),), FIRST, FIRST),
+    "psum of some": (lambda x: lax.psum(x * x, ("i", "j")) * x, ((8, 3),), FIRST, FIRST),
     "psum in groups": (
-        lambda x: lax.psum(x * x, "i", axis_index_groups=GROUPS) * x, ((8, 3),), P("i"), P("i")
+        lambda x: lax.psum(x * x, "i", axis_index_groups=GROUPS) * x, ((8, 3),), FIRST, FIRST
     ),
-    "pmean": (lambda x: lax.pmean(x * x, "i") * x, ((8, 3),), P("i"), P("i")),
-    "pmax": (lambda x: lax.pmax(x * x, "i") * x, ((8, 3),), P("i"), P("i")),
+    "pmean": (lambda x: lax.pmean(x * x, "i") * x, ((8, 3),), FIRST, FIRST),
+    "pmax": (lambda x: lax.pmax(x * x, "i") * x, ((8, 3),), FIRST, FIRST),
     "pmax in groups": (
-        lambda x: lax.pmax(x * x, "i", axis_index_groups=GROUPS) * x, ((8, 3),), P("i"), P("i")
+        lambda x: lax.pmax(x * x, "i", axis_index_groups=GROUPS) * x, ((8, 3),), FIRST, FIRST
     ),
-    "pmin": (lambda x: lax.pmin(x * x, "i"), ((8, 3),), P("i"), P()),
+    "pmin": (lambda x: lax.pmin(x * x, "i"), ((8, 3),), FIRST, P()),
     "pcast": (
         lambda x: lax.pcast(x * x, ("i", "j"), to="varying") * lax.axis_index("i"),
-        ((2, 3),), P(), P("i", "j"),
+        ((2, 3),), P(), BOTH,
     ),
-    "axis_index": (lambda x: x * x * lax.axis_index(("j", "i")), ((8, 2),), P("i", "j"), P("i", "j")),
-    "all_gather": (lambda x: lax.all_gather(x * x, "i")[1] * x, ((8, 3),), P("i"), P("i")),
+    "axis_index": (lambda x: x * x * lax.axis_index(("j", "i")), ((8, 2),), BOTH, BOTH),
+    "all_gather": (lambda x: lax.all_gather(x * x, "i")[1] * x, ((8, 3),), FIRST, FIRST),
     "all_gather, tiled": (
-        lambda x: lax.all_gather(x * x, "i", axis=1, tiled=True)[:, 2:5] * x, ((8, 3),), P("i"), P("i")
+        lambda x: lax.all_gather(x * x, "i", axis=1, tiled=True)[:, 2:5] * x,
+        ((8, 3),), FIRST, FIRST,
     ),
     "all_gather_invariant": (
-        lambda x: lax.all_gather_invariant(x * x, "i")[::-1] * 2, ((8, 3),), P("i"), P()
+        lambda x: lax.all_gather_invariant(x * x, "i")[::-1] * 2, ((8, 3),), FIRST, P()
     ),
     "all_gather_invariant, tiled": (
-        lambda x: lax.all_gather_invariant(x * x, "i", axis=1, tiled=True), ((2, 8),), P(None, "i"), P()
+        lambda x: lax.all_gather_invariant(x * x, "i", axis=1, tiled=True), ((2, 8),), SECOND, P()
     ),
-    "psum_scatter": (lambda x: lax.psum_scatter(x * x, "i"), ((16, 3),), P("i"), P("i")),
+    "psum_scatter": (lambda x: lax.psum_scatter(x * x, "i"), ((16, 3),), FIRST, FIRST),
     "psum_scatter, tiled": (
         lambda x: lax.psum_scatter(x * x, "j", scatter_dimension=1, tiled=True),
-        ((8, 8),), P("i", "j"), P("i", "j"),
+        ((8, 8),), BOTH, BOTH,
     ),
     "ppermute": (
-        lambda x: lax.ppermute(x * x, "i", [(0, 1), (1, 2), (3, 0)]) * x, ((8, 3),), P("i"), P("i")
+        lambda x: lax.ppermute(x * x, "i", [(0, 1), (1, 2), (3, 0)]) * x, ((8, 3),), FIRST, FIRST
     ),
-    "pshuffle": (lambda x: lax.pshuffle(x * x, "i", [1, 0, 3, 2]) * x, ((8, 3),), P("i"), P("i")),
-    "pbroadcast": (lambda x: lax.pbroadcast(x * x, "i", 2) * x, ((8, 3),), P("i"), P("i")),
-    "all_to_all": (lambda x: lax.all_to_all(x * x, "i", 0, 1), ((16, 3),), P("i"), P("i")),
+    "pshuffle": (lambda x: lax.pshuffle(x * x, "i", [1, 0, 3, 2]) * x, ((8, 3),), FIRST, FIRST),
+    "pbroadcast": (lambda x: lax.pbroadcast(x * x, "i", 2) * x, ((8, 3),), FIRST, FIRST),
+    "all_to_all": (lambda x: lax.all_to_all(x * x, "i", 0, 1), ((16, 3),), FIRST, FIRST),
     "all_to_all, tiled": (
-        lambda x: lax.all_to_all(x * x, "i", 1, 0, tiled=True), ((8, 8),), P("i"), P("i")
+        lambda x: lax.all_to_all(x * x, "i", 1, 0, tiled=True), ((8, 8),), FIRST, FIRST
     ),
-    "ragged_all_to_all": (ragged, ((16, 2), (20, 2)), (P("i"), P("i")), P("i")),
-    "shared weights": (lambda x, w: mnp.tanh(x @ w), ((8, 4), (4, 2)), (P("i"), P()), P("i")),
+    "ragged_all_to_all": (ragged, ((16, 2), (20, 2)), (FIRST, FIRST), FIRST),
+    "shared weights": (lambda x, w: mnp.tanh(x @ w), ((8, 4), (4, 2)), (FIRST, P()), FIRST),
     "two layers": (
         lambda x, w, v: lax.psum(mnp.tanh(x @ w) @ v, "j"),
-        ((8, 4), (4, 6), (6, 3)), (P("i"), P(None, "j"), P("j")), P("i"),
+        ((8, 4), (4, 6), (6, 3)), (FIRST, P(None, "j"), P("j")), FIRST,
     ),
     "scan": (
         lambda x: lax.scan(lambda c, y: (lax.psum(c * y, "j") * y, c), x[0], x)[1],
@@ -89,21 +92,22 @@ BODIES: dict[str, tuple[Body, tuple[tuple[int, ...], ...], Any, Any]] = {
     ),
     "fori_loop": (
         lambda x: lax.fori_loop(0, 3, lambda i, y: lax.ppermute(mnp.sin(y), "i", RING) * x, x),
-        ((8, 3),), P("i"), P("i"),
+        ((8, 3),), FIRST, FIRST,
     ),
     "cond": (
         lambda x: lax.cond(lax.axis_index("i") > 1, lambda y: y * y, mnp.sin, x),
-        ((8, 4),), P("i"), P("i"),
+        ((8, 4),), FIRST, FIRST,
     ),
     "halo exchange": (
         lambda x: mnp.concatenate([lax.ppermute(x[-1:], "i", RING), x])[:-1] * x**2,
-        ((8, 3),), P("i"), P("i"),
+        ((8, 3),), FIRST, FIRST,
     ),
     "vmap": (
-        lambda x: vmap(lambda r: lax.psum(r * r, "i") * r)(x), ((8, 3),), P("i"), P("i")
+        lambda x: vmap(lambda r: lax.psum(r * r, "i") * r)(x), ((8, 3),), FIRST, FIRST
     ),
     "a body in a body's loop": (
-        lambda x: lax.map(lambda r: lax.all_gather(r, "i", tiled=True)[:3] * r, x), ((8, 3),), P("i"), P("i")
+        lambda x: lax.map(lambda r: lax.all_gather(r, "i", tiled=True)[:3] * r, x),
+        ((8, 3),), FIRST, FIRST
     ),
 }  # fmt: skip
 RING = [(k, (k + 1) % 4) for k in range(4)]
@@ -159,7 +163,7 @@ def test_a_gradient_inside_a_body() -> None:
         return lax.psum(mnp.sum(mnp.tanh(x @ w)), "i")
 
     def body(x: Any, w: Any, t: Any) -> Any:
-        value, slope = jvp(lambda w: loss(x, w), (w,), (t,))
+        _, slope = jvp(lambda w: loss(x, w), (w,), (t,))
         again, back = vjp(lambda w: loss(x, w), w)
         return grad(lambda w: loss(x, w))(w), slope, back(mnp.ones_like(again))[0]
 

@@ -106,7 +106,9 @@ def test_a_mapped_function_is_a_loop() -> None:
 def test_examples_stay_where_they_are() -> None:
     """Elementwise functions, products, reductions and sorts keep the dim of examples split."""
     on = mesh()
-    x = meshard.device_put(np.random.default_rng(0).normal(size=(8, 4, 4)), NamedSharding(on, P("i")))
+    x = meshard.device_put(
+        np.random.default_rng(0).normal(size=(8, 4, 4)), NamedSharding(on, P("i"))
+    )
     functions = [
         mnp.sin, lambda y: y @ y, mnp.sum, lambda y: mnp.sort(y, 0), mnp.linalg.inv,
         lambda y: mnp.cumsum(y, 1), lambda y: y[::2, 1], lambda y: mnp.concatenate([y, y]),
@@ -122,7 +124,9 @@ def test_examples_stay_where_they_are() -> None:
 
 
 def test_sizes_of_none_and_one() -> None:
-    for size, f in itertools.product((0, 1), (mnp.sum, mnp.sin, mnp.linalg.det, mnp.sort, mnp.argmin)):
+    for size, f in itertools.product(
+        (0, 1), (mnp.sum, mnp.sin, mnp.linalg.det, mnp.sort, mnp.argmin)
+    ):
         x = np.random.default_rng(0).normal(size=(size, 3, 3))
         found = whole(vmap(f)(mnp.asarray(x)))
         one = whole(f(mnp.asarray(np.eye(3))))

@@ -13,6 +13,7 @@ from typing import Any
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.diagonals import tril
+from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import matrix_transpose, reshape
 from meshard.ops.derivatives.elementwise import is_complex, o
 from meshard.ops.derivatives.kinds import Derivative, Pulls, Refused, Site, Tangents, Values
@@ -108,25 +109,29 @@ def _qr_parts(q: Any, r: Any, t: Any) -> tuple[Any, Any]:
     return dq, matmul(o.subtract(inner, turn), r)
 
 
-def _check_tall(site: Site) -> None:
-    m, n = site.x.shape[-2:]
-    if m < n or site.params["mode"] == "complete":
-        raise DerivativeError(
-            f"qr of matrices of shape ({m}, {n}) with mode={site.params['mode']!r} has no "
-            "derivative; it has one where there are at least as many rows as columns, and the "
-            "factors are reduced."
-        )
+def _qr_wide(q: Any, r: Any, t: Any) -> tuple[Any, Any]:
+    """Return tangents of both factors of a matrix that may have more columns than rows."""
+    m, n = t.shape[-2:]
+    if m >= n:
+        return _qr_parts(q, r, t)
+    dq, left = _qr_parts(q, r[..., :m], t[..., :m])
+    right = matmul(_h(q), o.subtract(t[..., m:], matmul(dq, r[..., m:])))
+    return dq, concatenate([left, right], axis=-1)
 
 
 def _qr(site: Site, t: Values) -> list[Any]:
-    _check_tall(site)
-    return [*_qr_parts(site.results[0], site.results[1], t[0]), None]
+    m, n = site.x.shape[-2:]
+    if m > n and site.params["mode"] == "complete":
+        raise DerivativeError(
+            f"qr of matrices of shape ({m}, {n}) with mode='complete' has no derivative: nothing "
+            "settles the last columns of q. Use mode='reduced'."
+        )
+    return [*_qr_wide(site.results[0], site.results[1], t[0]), None]
 
 
 def _qr_r(site: Site, t: Values) -> list[Any]:
-    _check_tall(site)
     q, r, _ = o.qr(site.x, mode="reduced")
-    return [_qr_parts(q, r, t[0])[1], None]
+    return [_qr_wide(q, r, t[0])[1], None]
 
 
 def _svd(site: Site, t: Values) -> list[Any]:

@@ -12,6 +12,7 @@ from meshard.ops.array.create import zeros, zeros_like
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values
+from meshard.ops.derivatives.shapes import dtype_of
 
 
 def _reshape(site: Site, number: int, g: Values) -> Any:
@@ -146,9 +147,9 @@ def _gather(site: Site, number: int, g: Values) -> Any:
 
 
 def _check_scatter(site: Site, moved: Sequence[bool]) -> str:
-    """Return how values are scattered; refuse what has no derivative with respect to those moved."""
+    """Return how values are scattered; refuse what has no derivative by those that move."""
     how: str = site.params["how"]
-    if how in ("set", "add", "subtract") or (how in ("multiply", "divide") and not moved[1]):
+    if how not in ("multiply", "divide", "power") or (how != "power" and not moved[1]):
         return how
     raise DerivativeError(
         f"x.at[...].{how}(v) has no derivative with respect to {'v' if moved[1] else 'x'}, since "
@@ -156,8 +157,25 @@ def _check_scatter(site: Site, moved: Sequence[bool]) -> str:
     )
 
 
+def _shares(site: Site) -> tuple[Any, Any]:
+    """Return the shares of the array's elements and of values in extremes; equal ones share."""
+    x, value, *places = site.operands
+    dims, dtype = site.params["arrays"], dtype_of(site.y)
+    own = o.astype(o.equal(x, site.y), dtype=dtype)
+    given = o.astype(o.equal(value, o.gather(site.y, *places, dims=dims, at=0)), dtype=dtype)
+    count = o.scatter(own, given, *places, arrays=dims, how="add")
+    return o.divide(own, count), o.divide(given, o.gather(count, *places, dims=dims, at=0))
+
+
 def _scatter_forward(site: Site, t: Values) -> list[Any]:
     how = _check_scatter(site, [x is not None for x in t])
+    if how in ("min", "max"):
+        own, given = _shares(site)
+        found = zeros_like(site.y) if t[0] is None else o.multiply(t[0], own)
+        if t[1] is None:
+            return [found]
+        more, places = o.multiply(t[1], given), site.operands[2:]
+        return [o.scatter(found, more, *places, arrays=site.params["arrays"], how="add")]
     x, value, *places = site.operands
     change = zeros_like(x) if t[0] is None else t[0]
     if how in ("set", "add", "subtract"):
@@ -172,6 +190,9 @@ def _scatter_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
     if how in ("multiply", "divide"):
         return [site.again(g[0], value, *places)[0], None, *[None] * len(places)]
     found = o.gather(g[0], *places, dims=arrays, at=0)
+    if how in ("min", "max"):
+        own, given = _shares(site)
+        return [o.multiply(g[0], own), o.multiply(found, given), *[None] * len(places)]
     if how == "set":
         to_x = site.again(g[0], zeros_like(value, dtype=g[0].dtype), *places)[0]
         last = _written_last(x.shape, arrays, places)

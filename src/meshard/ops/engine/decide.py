@@ -118,18 +118,22 @@ def bound_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
 
 
 def lasting_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
-    """Return an operation's rule, in which factors are whole whose partial results stay so.
+    """Return an operation's rule, in which factors are whole of which no part can be computed.
+
+    These are contracted ones whose partial results stay so, and those that only results have, if
+    the kernel does not learn which part of them a cell is.
 
     Raises:
         ShapeError: if the shapes do not fit the rule.
     """
     rule = bound_rule(op, types, params)
-    return rule if op.partial is not None else _nothing_reduced(rule)
-
-
-def _nothing_reduced(rule: BoundRule) -> BoundRule:
-    """Demand that contracted factors are whole, for a row that cannot combine partial results."""
-    whole = rule.whole | (rule.sizes.keys() - rule.kept)
+    whole = rule.whole
+    if op.partial is None:
+        whole |= rule.sizes.keys() - rule.kept
+    if op.local is None:
+        whole |= rule.sizes.keys() - {f for term in rule.inputs for dim in term for f in dim}
+    if whole == rule.whole:
+        return rule
     return BoundRule(rule.inputs, rule.outputs, rule.sizes, whole)
 
 

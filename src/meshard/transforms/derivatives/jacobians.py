@@ -9,8 +9,10 @@ import numpy as np
 
 from meshard.algebra.arguments import flag_of
 from meshard.algebra.boundary import bounded
+from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import moveaxis, reshape
+from meshard.ops.derivatives.kinds import Linear, Partials, Pulls, Tangents
 from meshard.runtime import trees
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.derivatives.arguments import (
@@ -27,7 +29,7 @@ from meshard.transforms.derivatives.arguments import (
 )
 from meshard.transforms.derivatives.functions import _cotangents, _like, _tangents, jvp
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed, recorded
+from meshard.transforms.derivatives.reverse import Node, followed, recorded
 
 Numbers = int | Sequence[int]
 
@@ -239,6 +241,24 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     return (value, push, aux) if has_aux else (value, push)
 
 
+_LINEAR = {"negative": ([0],), "multiply": ([0], [1]), "divide": ([0],), "solve": ([1],)}
+"""Operations that are linear in some operands while the others stay: which these may be."""
+
+
+def _is_linear(node: Node) -> bool:
+    """Whether an operation is linear in what it got of the inputs; calls are taken to be."""
+    name, derivative = node.site.name, node.derivative
+    moved = [i for i, n in enumerate(node.inputs) if n is not None]
+    if isinstance(derivative, Partials):
+        constant = not any(callable(derivative.factors[i]) for i in moved)
+        return constant or moved in _LINEAR.get(name, ())
+    if isinstance(derivative, Linear):
+        return derivative.together or len(moved) == 1
+    if isinstance(derivative, (Tangents, Pulls)):
+        return name in ("astype", "scatter") or moved in _LINEAR.get(name, ())
+    return True
+
+
 def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = ()) -> Any:
     """Return the transpose of a function that is linear.
 
@@ -249,6 +269,9 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
 
     Returns:
         A function from cotangents of the results to a tuple of cotangents of the arguments.
+
+    Raises:
+        DerivativeError: if an operation is not linear in the arguments.
 
     >>> import meshard, meshard.numpy as mnp
     >>> back = meshard.linear_transpose(lambda x: 3.0 * x, mnp.ones(2))
@@ -262,15 +285,21 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
         lambda x: zeros(x.shape, x.dtype) if hasattr(x, "shape") else x * 0, tuple(primals)
     )
     flat = Flattened.of("linear_transpose", f, given, {}, range(len(primals)), False)
-    results, back = followed(f"linear_transpose of {flat.name!r}", flat, flat.leaves)
-    own, _ = flat.split(results)
+    what = f"linear_transpose of {flat.name!r}"
+    run = recorded(what, flat, flat.leaves)
+    for node in run.tape:
+        if not _is_linear(node):
+            raise DerivativeError(
+                f"{what}: it must be linear in all its arguments, but {node.site.name} is not. Use "
+                "vjp, which takes the values at which a function is approximated."
+            )
+    own, _ = flat.split(run.results)
 
     @bounded
     def pull(cotangents: Any) -> Any:
-        what = f"linear_transpose of {flat.name!r}"
         leaves = check_tree(what, cotangents, flat.out_tree, "cotangents")
         given = check_types(what, leaves, own, lambda i: f"result {i}", "cotangent")
-        return trees.unflatten(flat.tree, _cotangents(back(given), flat.leaves))
+        return trees.unflatten(flat.tree, _cotangents(run.pull(given), flat.leaves))
 
     return pull
 

@@ -7,7 +7,6 @@ else runs the program.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, final
@@ -127,9 +126,6 @@ CALLS[KeptCall] = _Kepts()
 # computed again
 
 
-_NUMBERS = itertools.count()
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -153,8 +149,12 @@ class Again:
 
     def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
         """Compute the values again, and go back through them."""
-        number = next(_NUMBERS)
-        fresh = [o.again(x, number=number) if differentiable(x) else x for x in values]
+        recorder = recording()  # its numbers are the same in all processes
+        number = 0 if recorder is None else next(recorder.numbers)
+        fresh = [
+            o.again(x, number=number) if isinstance(x, Traced) and differentiable(x) else x
+            for x in values
+        ]
         _, back = followed(self.call.name, self._flat, fresh)
         return back(cotangents)
 

@@ -249,7 +249,7 @@ class Level(Following, ABC):
             found = bind(name, *[self.left(x) for x in operands], **dict(params))
         if not any(map(self.knows, operands)):
             return found
-        results = list(found) if isinstance(found, tuple) else [found]
+        made = results = list(found) if isinstance(found, tuple) else [found]
 
         def again(*values: Any) -> list[Any]:
             made = bind(name, *values, **dict(params))
@@ -257,10 +257,11 @@ class Level(Following, ABC):
 
         values = [self.left(x) for x in operands]
         if all(type(x) in WEAK for x in values) and "dtype" not in dict(params):
-            results = [_number(y) for y in results]
+            results = [_number(y) for y in made]
         with beneath(self.below):
             site = Site(name, dict(params), values, results, again)
             handles = self.follow(site, None, operands)
+        handles = [y if type(h) in WEAK else h for h, y in zip(handles, made, strict=True)]
         return handles[0] if len(handles) == 1 else tuple(handles)
 
     def called(self, call: Call, operands: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,8 @@ the code around the loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from meshard.algebra.boundary import bounded
@@ -82,6 +83,7 @@ class Recorder:
     Attributes:
         closed: whether the function has returned.
         nested: for each jitted function that is part of this one its traces that hold only here.
+        numbers: numbers for what must be told apart in the outermost function.
     """
 
     def __init__(self, name: str, parent: Recorder | None = None) -> None:
@@ -95,6 +97,7 @@ class Recorder:
         self._vars: dict[int, tuple[Any, Var]] = {}
         self._captures: dict[int, tuple[Any, Var]] = {}
         self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
+        self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
 
     @property
     def root(self) -> Recorder:
