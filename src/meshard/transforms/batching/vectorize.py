@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import function_of, shown
+from meshard.algebra.arguments import function_of, refusal, shown
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import reshape
@@ -49,7 +49,7 @@ def vectorize(
     """
     f = function_of(pyfunc, "vectorize", "pyfunc")
     terms = None if signature is None else _terms(signature)
-    left_out = frozenset(excluded)
+    left_out = frozenset(_excluded(excluded))
 
     @functools.wraps(pyfunc)
     @bounded
@@ -75,6 +75,18 @@ def vectorize(
 
 
 Shape = tuple[int, ...]
+
+
+def _excluded(given: Any) -> Collection[int | str]:
+    """Return the positions and names of arguments that are passed on."""
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ArgumentError(refusal("vectorize", "excluded", "a set of positions and names", given))
+    wrong = [x for x in given if isinstance(x, bool) or not isinstance(x, (int, str))]
+    if wrong:
+        raise ArgumentError(
+            f"vectorize: excluded holds positions and names of arguments, not {shown(wrong[0])}."
+        )
+    return given
 
 
 def _heads(
