@@ -37,8 +37,8 @@ def vectorize(
             results have none.
 
     Raises:
-        ArgumentError: if the signature cannot be read, or the number of arguments is another. The
-            function that is returned raises `ShapeError` for shapes that do not broadcast.
+        ArgumentError: if the signature or ``excluded`` cannot be read, or the number of arguments
+            is another. The function that is returned raises `ShapeError` for shapes that do not broadcast.
 
     Source: the semantics are those of ``jax.numpy.vectorize``.
 
@@ -49,6 +49,11 @@ def vectorize(
     """
     f = function_of(pyfunc, "vectorize", "pyfunc")
     terms = None if signature is None else _terms(signature)
+    if not isinstance(excluded, Collection) or not all(isinstance(n, (int, str)) for n in excluded):
+        raise ArgumentError(
+            f"vectorize: excluded must be a collection of positions and names of arguments, not "
+            f"{shown(excluded)}."
+        )
     left_out = frozenset(excluded)
 
     @functools.wraps(pyfunc)
