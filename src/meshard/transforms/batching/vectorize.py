@@ -38,7 +38,8 @@ def vectorize(
 
     Raises:
         ArgumentError: if the signature or ``excluded`` cannot be read, or the number of arguments
-            is another. The function that is returned raises `ShapeError` for shapes that do not broadcast.
+            is another. The function that is returned raises `ShapeError` for shapes that do not
+            broadcast.
 
     Source: the semantics are those of ``jax.numpy.vectorize``.
 
