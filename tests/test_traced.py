@@ -38,7 +38,7 @@ NOT_CALLED = {
     *("bfloat16", "bool", "bool_", "complex64", "complex128", "dtype", "e", "euler_gamma", "fft"),
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
     *("float16", "float32", "float64", "inf", "int8", "int16", "int32", "int64", "linalg", "nan"),
-    *("ndarray", "newaxis", "pi", "uint8", "uint16", "uint32", "uint64"),
+    *("ndarray", "newaxis", "pi", "vectorize", "uint8", "uint16", "uint32", "uint64"),
     # these take shapes, dtypes and numbers, no arrays
     *("broadcast_shapes", "diag_indices", "empty", "fromfunction", "identity", "indices"),
     *("isdtype", "issubdtype", "ones", "promote_types", "tril_indices", "triu_indices"),

@@ -55,6 +55,7 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.float0": "a dtype",
     "meshard.Shard": "a record: arrays hand them out",
     "meshard.__version__": "a text",
     "meshard.typing.ArrayLike": "a type for annotations",
@@ -548,7 +549,28 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
             ]
         ),
     },
+    "meshard.custom_jvp": {"fun": lambda: plus_one},
+    "meshard.custom_jvp.defjvp": {"jvp": lambda: pushed},
+    "meshard.custom_jvp.defjvps": {"*jvps": lambda: times_two},
+    "meshard.custom_vjp": {"fun": lambda: plus_one},
+    "meshard.custom_vjp.defvjp": {"fwd": lambda: forwards, "bwd": lambda: backwards},
+    "meshard.grad": {"fun": lambda: summed},
+    "meshard.hessian": {"fun": lambda: summed},
+    "meshard.jacfwd": {"fun": lambda: plus_one},
+    "meshard.jacrev": {"fun": lambda: plus_one},
     "meshard.jit": {"f": lambda: lambda x: x + 1},
+    "meshard.jvp": {
+        "fun": lambda: plus_one,
+        "primals": lambda: [array()],
+        "tangents": lambda: [array()],
+    },
+    "meshard.linear_transpose": {"fun": lambda: times_two, "*primals": array},
+    "meshard.linearize": {"fun": lambda: plus_one, "*primals": array},
+    "meshard.numpy.vectorize": {"pyfunc": lambda: plus_one},
+    "meshard.remat": {"fun": lambda: plus_one},
+    "meshard.value_and_grad": {"fun": lambda: summed},
+    "meshard.vjp": {"fun": lambda: plus_one, "*primals": array},
+    "meshard.vmap": {"fun": lambda: plus_one},
     "meshard.plan_reshard": {"sharding": columns},
     "meshard.reshard": {"sharding": columns},
     "meshard.make_array_from_single_device_arrays": {"arrays": buffers},
@@ -592,6 +614,8 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
+    "meshard.custom_vjp": lambda: meshard.custom_vjp(plus_one),
     "meshard.Device": lambda: meshard.devices()[0],
     "meshard.Mesh": mesh,
     "meshard.NamedSharding": rows,
@@ -648,7 +672,15 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 # What is done with the result of a call, where that is more than to look at it.
 AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.elastic.protect": lambda found: look_at(opened(found)),
+    "meshard.custom_jvp": lambda found: found(array()),
+    "meshard.custom_vjp": lambda found: found(array()),
+    "meshard.grad": lambda found: found(array()),
+    "meshard.hessian": lambda found: found(array()),
+    "meshard.jacfwd": lambda found: found(array()),
+    "meshard.jacrev": lambda found: found(array()),
     "meshard.jit": lambda found: found(array()),
+    "meshard.value_and_grad": lambda found: found(array()),
+    "meshard.vmap": lambda found: found(array()),
     "meshard.shard_map": lambda found: found(array()),
     "meshard.tree.register_pytree_node": lambda _: None,
 }
@@ -795,6 +827,26 @@ def instance_calls(name: str, method: str, value: Any) -> Iterator[Call]:
 
 def plus_one(x: Any) -> Any:
     return x + 1
+
+
+def times_two(x: Any, *more: Any) -> Any:
+    return 2 * x
+
+
+def summed(x: Any) -> Any:
+    return (x * x).sum()
+
+
+def pushed(primals: Any, tangents: Any) -> Any:
+    return primals[0] + 1, tangents[0]
+
+
+def forwards(x: Any) -> Any:
+    return x + 1, None
+
+
+def backwards(kept: Any, g: Any) -> Any:
+    return (g,)
 
 
 def mapped() -> Any:

@@ -121,7 +121,7 @@ class Table:
         notes = [*self.notes]
         if left_out:
             notes.append(f"not shown for lack of width: {', '.join(left_out)}")
-        return lines, [line for note in notes for line in folded(note, width)]
+        return lines, [line for note in notes for line in _folded(note, width)]
 
     def _fitted(self, width: int | None) -> dict[int, int]:
         """Return the columns that are shown, and their widths."""
@@ -212,8 +212,8 @@ def _broken(word: str, width: int) -> Iterator[str]:
     yield word
 
 
-def folded(note: str, width: int | None) -> list[str]:
-    """Return a line as lines of a width, cut between words only; those that follow are indented."""
+def _folded(note: str, width: int | None) -> list[str]:
+    """Return a line below the table as lines of a width; those that follow are indented."""
     if width is None or len(note) <= width:
         return [note]
     indent = note[: len(note) - len(note.lstrip())] + "  "

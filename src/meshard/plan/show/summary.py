@@ -6,13 +6,14 @@ prints a result at its head, and figures below it, is one of these.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from meshard.plan.show.page import Markup, element
 from meshard.plan.show.pictured import Pictured
-from meshard.plan.show.report import FIT, Table, folded
+from meshard.plan.show.report import FIT, Table
 from meshard.plan.show.terminal import line_width
 
 
@@ -53,7 +54,9 @@ class Summary:
         facts = Table((), [tuple(fact) for fact in self.facts], "<<~")
         parts: list[Table | Summary] = [facts] if self.facts else []
         parts += [*self.tables, *self.more]
-        title = "\n".join(folded(self.title, width))
+        title = "\n".join(
+            textwrap.wrap(self.title, width, subsequent_indent="  ", break_on_hyphens=False)
+        )
         return "\n\n".join([title, *[x.text(width) for x in parts]])
 
     def parts(self) -> Iterator[Markup]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import function_of, shown
+from meshard.algebra.arguments import function_of, refusal, shown
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.shape import reshape
@@ -37,9 +37,8 @@ def vectorize(
             results have none.
 
     Raises:
-        ArgumentError: if the signature or ``excluded`` cannot be read, or the number of arguments
-            is another. The function that is returned raises `ShapeError` for shapes that do not
-            broadcast.
+        ArgumentError: if the signature cannot be read, or the number of arguments is another. The
+            function that is returned raises `ShapeError` for shapes that do not broadcast.
 
     Source: the semantics are those of ``jax.numpy.vectorize``.
 
@@ -50,12 +49,7 @@ def vectorize(
     """
     f = function_of(pyfunc, "vectorize", "pyfunc")
     terms = None if signature is None else _terms(signature)
-    if not isinstance(excluded, Collection) or not all(isinstance(n, (int, str)) for n in excluded):
-        raise ArgumentError(
-            f"vectorize: excluded must be a collection of positions and names of arguments, not "
-            f"{shown(excluded)}."
-        )
-    left_out = frozenset(excluded)
+    left_out = frozenset(_excluded(excluded))
 
     @functools.wraps(pyfunc)
     @bounded
@@ -81,6 +75,18 @@ def vectorize(
 
 
 Shape = tuple[int, ...]
+
+
+def _excluded(given: Any) -> Collection[int | str]:
+    """Return the positions and names of arguments that are passed on."""
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ArgumentError(refusal("vectorize", "excluded", "a set of positions and names", given))
+    wrong = [x for x in given if isinstance(x, bool) or not isinstance(x, (int, str))]
+    if wrong:
+        raise ArgumentError(
+            f"vectorize: excluded holds positions and names of arguments, not {shown(wrong[0])}."
+        )
+    return given
 
 
 def _heads(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from meshard.algebra.arguments import function_of, integer_of
+from meshard.algebra.arguments import function_of, integer_of, shown
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
@@ -168,7 +168,9 @@ def _check_axes(name: str, axes: Any) -> None:
 def _axes_of(axes: Any, values: Any, name: str) -> list[int | None]:
     """Return the dim of each leaf of a tree."""
     try:
-        return list(trees.broadcast_leaves(axes, values, lambda x: x is None))
+        every = list(trees.broadcast_leaves(axes, values, lambda x: x is None))
+        with_none, _ = trees.flatten_with_none(values)
+        return [a for a, x in zip(every, with_none, strict=True) if x is not None]
     except (ValueError, TreeError) as error:
         what = "arguments" if name == "in_axes" else "results"
         raise TreeError(
@@ -225,7 +227,7 @@ def _named(name: Any, size: int) -> Iterator[None]:
     """Let collectives know the dim by a name."""
     if name is not None:
         raise ArgumentError(
-            f"vmap: axis_name={name!r} is not supported yet; reduce over the dim outside of the "
+            f"vmap: axis_name={shown(name)} is not supported; reduce over the dim outside of the "
             "mapped function, or use shard_map."
         )
     yield

@@ -83,8 +83,12 @@ class _Custom:
         self._f = function_of(fun, what, "fun")
         functools.update_wrapper(self, fun)
         self._name = name_of(fun)
-        self._numbers = numbers_of(nondiff, what) if nondiff not in ((), []) else ()
+        empty = isinstance(nondiff, (tuple, list)) and not nondiff
+        self._numbers = () if empty else numbers_of(nondiff, what)
         self._fixed_names = frozenset(names_of(names, what, "nondiff_argnames"))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name}>"
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self.__call__, instance)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
-from meshard.algebra.arguments import flag_of
+from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
@@ -113,7 +113,7 @@ def value_and_grad(
 
 
 def _refuse_axes(what: str, reduce_axes: Any) -> None:
-    if tuple(reduce_axes):
+    if names_of(reduce_axes, what, "reduce_axes"):
         raise ArgumentError(
             f"{what}: reduce_axes={reduce_axes!r} is not supported; sum inside the function with "
             "lax.psum."
@@ -223,8 +223,7 @@ def vjp(
     """
     f = checked_function(fun, "vjp")
     has_aux = flag_of(has_aux, "vjp", "has_aux")
-    if tuple(reduce_axes):
-        raise ArgumentError("vjp: reduce_axes is not supported; sum inside with lax.psum.")
+    _refuse_axes("vjp", reduce_axes)
     flat = Flattened.of("vjp", f, primals, {}, range(len(primals)), has_aux)
     results, back = followed(f"vjp of {flat.name!r}", flat, flat.leaves)
     own, aux = flat.split(results)

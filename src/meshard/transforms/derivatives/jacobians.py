@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import flag_of
+from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import moveaxis, reshape
 from meshard.ops.derivatives.kinds import Linear, Partials, Pulls, Tangents
 from meshard.runtime import trees
+from meshard.runtime.moving.structs import typeof
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.derivatives.arguments import (
     Flattened,
@@ -281,9 +282,9 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
     from meshard.ops.array.create import zeros
 
     f = checked_function(fun, "linear_transpose")
-    given = trees.map(
-        lambda x: zeros(x.shape, x.dtype) if hasattr(x, "shape") else x * 0, tuple(primals)
-    )
+    names_of(reduce_axes, "linear_transpose", "reduce_axes")
+    kinds = trees.map(typeof, tuple(primals))
+    given = trees.map(lambda kind: zeros(kind.shape, kind.dtype), kinds)
     flat = Flattened.of("linear_transpose", f, given, {}, range(len(primals)), False)
     what = f"linear_transpose of {flat.name!r}"
     run = recorded(what, flat, flat.leaves)
