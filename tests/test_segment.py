@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard import lax
 from meshard.ops.engine import decision
 from meshard.ops.fused.segment_compiled import CompiledSegment
 from meshard.ops.fused.ways import Loose, Packed, Rows
@@ -451,3 +452,11 @@ def test_xla_computes_in_the_dtypes_of_numpy_and_keeps_its_nans():
 
 def random_integers(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-9, 9, (1024, 512)).astype(np.int32)
+
+
+def test_a_scan_takes_each_block_as_one():
+    """Blocks that are long enough to be computed in stretches are scanned from end to end."""
+    value = np.random.default_rng(0).normal(size=300_003)
+    x = put(value, ("i", "j"), uneven="balanced")
+    for f in (mnp.cumsum, lambda x: lax.cummax(x, axis=0), lambda x: mnp.sort(mnp.cumsum(x))):
+        np.testing.assert_array_equal(np.asarray(meshard.jit(f)(x)), np.asarray(f(x)))

@@ -218,8 +218,15 @@ def _with_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any
     return tuple(d for _, d in operands if isinstance(d, np.dtype))
 
 
-register(Op("sort_runs", "d -> d", _run, dtypes=_with_law))
-register(Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law, outputs=2))
+def _whole_run(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    """Return the parameters; that there is such a function says that a cell is sorted as one."""
+    return params
+
+
+register(Op("sort_runs", "d -> d", _run, dtypes=_with_law, local=_whole_run))
+register(
+    Op("sort_runs_with", "d, d -> d, d", _run_with, dtypes=_with_law, outputs=2, local=_whole_run)
+)
 register(Op("sort_whole", "!d -> d", _run, dtypes=_with_law))
 register(Op("sort_whole_with", "!d, !d -> d, d", _run_with, dtypes=_with_law, outputs=2))
 

@@ -84,7 +84,12 @@ def _shift_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]
     return (dtype,)
 
 
-register(Op("scan", _scan_rule, _scan, dtypes=_scan_law))
+def _whole_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    """Return the parameters; that there is such a function says that a cell is one stretch."""
+    return params
+
+
+register(Op("scan", _scan_rule, _scan, dtypes=_scan_law, local=_whole_cell))
 register(Op("scan_shift", _shift_rule, _shift, dtypes=_shift_law, local=_shift_cell))
 
 

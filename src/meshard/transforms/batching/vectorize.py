@@ -37,8 +37,8 @@ def vectorize(
             results have none.
 
     Raises:
-        ArgumentError: if the signature or ``excluded`` cannot be read, or the number of arguments
-            is another. The function that is returned raises `ShapeError` for shapes that do not broadcast.
+        ArgumentError: if the signature cannot be read, or the number of arguments is another. The
+            function that is returned raises `ShapeError` for shapes that do not broadcast.
 
     Source: the semantics are those of ``jax.numpy.vectorize``.
 
