@@ -817,6 +817,7 @@ MORE_OF_ROWS: dict[str, dict[str, Any]] = {
     "positions_within": {"size": 3, "clamp": True},
     "bitcast": {"dtype": np.dtype("f4")},
     "interpolate": {"part": 0.5},
+    "again": {"number": 1},
 }
 
 

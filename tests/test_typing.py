@@ -199,6 +199,10 @@ DOORS = [
 
 # What returns a value that really can be anything, or a tree of another make than its argument.
 ANYTHING = {
+    "jvp": "a pair, or three with what else the function returns",
+    "linear_transpose": "a function of a tree like the results",
+    "linearize": "a pair, or three with what else the function returns",
+    "vjp": "a pair, or three with what else the function returns",
     "lax.reduce": "a tree like the operands",
     "tree.broadcast": "a tree of one make with the leaves of another",
     "tree.map": "a tree of whatever the function returns",

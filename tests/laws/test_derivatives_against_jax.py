@@ -8,6 +8,7 @@ sample of the functions is tried, since JAX compiles each; the profile "thorough
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -40,6 +41,14 @@ def _named(module: Any) -> dict[str, Any]:
     return {name: getattr(module, name) for name in TRANSFORMATIONS.split()}
 
 
+@pytest.fixture(autouse=True)
+def of_64_bits() -> Iterator[None]:
+    """Let JAX compute in 64 bits."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        yield
+
+
 OURS = SimpleNamespace(
     np=mnp, lax=meshard.lax, nn=meshard.nn, asarray=mnp.asarray, **_named(meshard)
 )
@@ -48,7 +57,6 @@ OURS = SimpleNamespace(
 def theirs() -> SimpleNamespace:
     """Return JAX by the same names."""
     jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
     return SimpleNamespace(
         np=jax.numpy, lax=jax.lax, nn=jax.nn, asarray=jax.numpy.asarray, **_named(jax)
     )

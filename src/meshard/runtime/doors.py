@@ -93,6 +93,10 @@ class Interpreter:
         """
         return make(type_, *operands)
 
+    def narrowed(self, x: Any, axes: tuple[str, ...]) -> Any:
+        """Return the sum of a value over mesh axes over which it varies, in a body."""
+        raise NotImplementedError
+
     def lay_out(self, x: Any, type_: ArrayType, what: str) -> Any:
         """Return a value without data in the layout of another type of its shape and dtype."""
         return x._placed(type_.sharding, what)

@@ -10,7 +10,6 @@ from typing import Any
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.errors import DerivativeError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.join import stack
 from meshard.ops.array.shape import moveaxis
@@ -18,7 +17,6 @@ from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind
-from meshard.runtime.world import here
 from meshard.transforms.batching.rows import bound, spread
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
 from meshard.transforms.flow.scans import scan
@@ -128,9 +126,6 @@ def _one_by_one(call: Call, operands: list[Any], flags: list[bool], size: int) -
         rows.append(call.run([x[i] if has else x for x, has in zip(operands, flags, strict=True)]))
     found = [stack(column) for column in zip(*rows, strict=True)]
     return found, [True] * len(found)
-
-
-_DIMS = ("sort", "argsort", "top_k", "partition", "argpartition")
 
 
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
@@ -273,4 +268,3 @@ CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
     ShardMapCall: _mapped,
 }
 """How each kind of call takes one more dim."""
-_ = DerivativeError, here

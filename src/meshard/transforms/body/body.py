@@ -170,6 +170,10 @@ class Body(Interpreter):
         self.recorder.write(name, params, values, results)
         return result
 
+    def narrowed(self, x: Any, axes: tuple[str, ...]) -> Any:
+        """Return the sum of a value over axes over which it varies."""
+        return self.run("psum", (x,), (("axes", axes),))
+
     def _timed(self, name: str, run: Runner, values: Sequence[Any]) -> Any:
         """Run an operation while a profile is open."""
         with timed(self.scope.world, name, "body") as ran_on:

@@ -11,7 +11,7 @@ from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
-from meshard.ops.array.shape import moveaxis, reshape
+from meshard.ops.array.shape import reshape
 from meshard.ops.derivatives.kinds import Linear, Partials, Pulls, Tangents
 from meshard.runtime import trees
 from meshard.runtime.moving.structs import typeof
@@ -28,7 +28,7 @@ from meshard.transforms.derivatives.arguments import (
     places_of,
     strong,
 )
-from meshard.transforms.derivatives.functions import _cotangents, _like, _tangents, jvp
+from meshard.transforms.derivatives.functions import _cotangents, _like, _tangents
 from meshard.transforms.derivatives.levels import differentiable
 from meshard.transforms.derivatives.reverse import Node, followed, recorded
 
@@ -303,6 +303,3 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
         return trees.unflatten(flat.tree, _cotangents(run.pull(given), flat.leaves))
 
     return pull
-
-
-_ = jvp, moveaxis
