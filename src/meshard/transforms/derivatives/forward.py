@@ -6,12 +6,10 @@ computed side by side.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from meshard.ops.derivatives.kinds import FLAT, Site
-from meshard.runtime.doors import interpreting
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of
@@ -70,23 +68,6 @@ class Forward(Level):
                 handle = result if self.body is not None else Dual(self.recorder, result)
                 made.append(self._with(handle, t))
         return made
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Follow the operations within."""
-        try:
-            if self.body is None:
-                with interpreting(self):
-                    yield
-                return
-            body, before = self.body, self.body.recorder
-            body.recorder = self.recorder
-            try:
-                yield
-            finally:
-                body.recorder = before
-        finally:
-            self.recorder.closed = True
 
 
 def pushed(

@@ -25,7 +25,7 @@ from meshard.ops.engine.infer import weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import user_line
-from meshard.runtime.doors import Params, beneath, bind, current, interpreters
+from meshard.runtime.doors import Params, beneath, bind, current, interpreters, interpreting
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType, Block
 from meshard.transforms.body.body import Body
@@ -287,6 +287,23 @@ class Level(Following, ABC):
             yield
         finally:
             body.recorder = own
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Follow the operations within."""
+        try:
+            if self.body is None:
+                with interpreting(self):
+                    yield
+                return
+            body, before = self.body, self.body.recorder
+            body.recorder = self.recorder
+            try:
+                yield
+            finally:
+                body.recorder = before
+        finally:
+            self.recorder.closed = True
 
     # in bodies
 

@@ -6,14 +6,12 @@ What ran is kept on a tape, and gone through from its end.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
-from meshard.runtime.doors import interpreting
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
@@ -102,23 +100,6 @@ class Reverse(Level):
                 made.append(result)
         self.tape.append(Node(site, derivative, inputs, tuple(outputs)))
         return made
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Follow the operations within."""
-        try:
-            if self.body is None:
-                with interpreting(self):
-                    yield
-                return
-            body, before = self.body, self.body.recorder
-            body.recorder = self.recorder
-            try:
-                yield
-            finally:
-                body.recorder = before
-        finally:
-            self.recorder.closed = True
 
 
 def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
