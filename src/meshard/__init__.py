@@ -116,7 +116,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.shard_map import shard_map as shard_map
     from meshard.transforms.batching.vmap import vmap as vmap
     from meshard.transforms.derivatives.arguments import float0 as float0
-    from meshard.transforms.derivatives.checkpoint import remat as remat
+    from meshard.transforms.derivatives.remat import remat as remat
     from meshard.transforms.derivatives.custom import (
         custom_jvp as custom_jvp,
         custom_vjp as custom_vjp,
@@ -163,7 +163,7 @@ else:
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
             "meshard.transforms.derivatives.arguments:float0",
-            "meshard.transforms.derivatives.checkpoint:remat",
+            "meshard.transforms.derivatives.remat:remat",
             "meshard.transforms.derivatives.custom:custom_jvp",
             "meshard.transforms.derivatives.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",

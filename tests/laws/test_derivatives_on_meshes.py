@@ -86,3 +86,15 @@ def test_four_processes_give_the_same_bits() -> None:
         for name, values in process.items():
             for a, b in zip(values, expected[name], strict=True):
                 assert a.tobytes() == b.tobytes(), name
+
+
+def test_what_is_not_kept_is_computed_again() -> None:
+    """The simplifier must not take what `remat` computes again for what was computed before."""
+
+    def inner(x):
+        return mnp.sin(mnp.exp(x))
+
+    for f, count in (inner, 1), (meshard.remat(inner), 2):
+        both = meshard.jit(meshard.value_and_grad(lambda x, f=f: f(x).sum()))
+        text = both.lower(mnp.ones(3)).as_text()
+        assert text.count("= exp ") == count, text

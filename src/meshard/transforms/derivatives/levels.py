@@ -66,7 +66,7 @@ class Dual(Tracer):
             f"{what} takes the value out of {self.recorder.root.name}, which follows "
             f"{self._told()} to differentiate it, so that what becomes of it there would have no "
             f"derivative. It is asked for at {user_line()}. Use the functions of meshard.numpy, "
-            "or meshard.stop_gradient(x) where no derivative is wanted."
+            "or meshard.lax.stop_gradient(x) where no derivative is wanted."
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
@@ -250,16 +250,11 @@ class Level(Following, ABC):
         if not any(map(self.knows, operands)):
             return found
         made = results = list(found) if isinstance(found, tuple) else [found]
-
-        def again(*values: Any) -> list[Any]:
-            made = bind(name, *values, **dict(params))
-            return list(made) if isinstance(made, tuple) else [made]
-
         values = [self.left(x) for x in operands]
         if all(type(x) in WEAK for x in values) and "dtype" not in dict(params):
             results = [_number(y) for y in made]
         with beneath(self.below):
-            site = Site(name, dict(params), values, results, again)
+            site = Site(name, dict(params), values, results, _bound_again(name, params))
             handles = self.follow(site, None, operands)
         handles = [y if type(h) in WEAK else h for h, y in zip(handles, made, strict=True)]
         return handles[0] if len(handles) == 1 else tuple(handles)
@@ -320,11 +315,7 @@ class Level(Following, ABC):
             return
         with self.outside():
             if call is None:
-
-                def again(*values: Any) -> list[Any]:
-                    made = bind(name, *values, **dict(params))
-                    return list(made) if isinstance(made, tuple) else [made]
-
+                again = _bound_again(name, params)
                 site = Site(name, dict(params), operands, results, again)
             else:
                 site = Site(name, {"kept": None}, operands, results, lambda *v: call.run(v))
@@ -360,13 +351,6 @@ class Level(Following, ABC):
         params: Mapping[str, Any],
         values: bool,
     ) -> Any:
-        several: list[bool] = []
-
-        def run(*given: Any) -> Any:
-            found = function(*given, **params)
-            several.append(isinstance(found, (list, tuple)))
-            return found
-
         given = [as_array(self.left(x)) for x in operands]
         with beneath(self.below):
             below = current()
@@ -399,6 +383,16 @@ class Level(Following, ABC):
     def lay_out(self, x: Any, type_: ArrayType, what: str) -> Any:
         """Return a value laid out like a type."""
         return self.called(ConstraintCall(type_.sharding, what), [x])[0]
+
+
+def _bound_again(name: str, params: Params) -> Callable[..., list[Any]]:
+    """Return what does the same operation to other operands."""
+
+    def again(*values: Any) -> list[Any]:
+        made = bind(name, *values, **dict(params))
+        return list(made) if isinstance(made, tuple) else [made]
+
+    return again
 
 
 def _number(y: Any) -> Any:

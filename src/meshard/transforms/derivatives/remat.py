@@ -1,4 +1,4 @@
-"""`checkpoint`: values that are computed again on the way back instead of being kept."""
+"""`remat`: values that are computed again on the way back instead of being kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @overload
-def checkpoint(
+def remat(
     fun: F,
     *,
     prevent_cse: bool = True,
@@ -26,14 +26,14 @@ def checkpoint(
     static_argnums: int | Sequence[int] = (),
 ) -> F: ...
 @overload
-def checkpoint(
+def remat(
     fun: None = None,
     *,
     prevent_cse: bool = True,
     policy: None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[[F], F]: ...
-def checkpoint(
+def remat(
     fun: Any = None,
     *,
     prevent_cse: bool = True,
@@ -62,17 +62,17 @@ def checkpoint(
     >>> round(float(meshard.grad(layer)(1.0)), 4)
     0.36
     """
-    flag_of(prevent_cse, "checkpoint", "prevent_cse")
+    flag_of(prevent_cse, "remat", "prevent_cse")
     if policy is not None:
         raise ArgumentError(
-            "checkpoint: policy must be None, for which nothing is kept. Leave the parts whose "
+            "remat: policy must be None, for which nothing is kept. Leave the parts whose "
             "values are to be kept outside of the function."
         )
     listed = static_argnums if isinstance(static_argnums, (tuple, list)) else (static_argnums,)
-    statics = {integer_of(n, "checkpoint", "static_argnums") for n in listed}
+    statics = {integer_of(n, "remat", "static_argnums") for n in listed}
     if fun is None:
-        return functools.partial(checkpoint, static_argnums=static_argnums)
-    f = function_of(fun, "checkpoint", "fun")
+        return functools.partial(remat, static_argnums=static_argnums)
+    f = function_of(fun, "remat", "fun")
 
     @functools.wraps(fun)
     @bounded
@@ -81,7 +81,7 @@ def checkpoint(
         moving = tuple([x for n, x in enumerate(args) if n not in fixed])
         leaves, tree = trees.flatten((moving, kwargs))
         name = name_of(f)
-        values = [value_of(x, f"checkpoint of {name!r}: an argument") for x in leaves]
+        values = [value_of(x, f"remat of {name!r}: an argument") for x in leaves]
         kept: list[Any] = []
 
         def flat(*own: Any) -> list[Any]:
@@ -92,10 +92,7 @@ def checkpoint(
             kept.append(structure)
             return [value_of(x, f"a result of {name!r}") for x in found]
 
-        found = kept_call(f"checkpoint of {name}", flat, Again, values)
+        found = kept_call(f"remat of {name}", flat, Again, values)
         return trees.unflatten(kept[-1], found)
 
     return function
-
-
-remat = checkpoint
