@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from meshard.ops.array import create
 from meshard.ops.derivatives.shapes import shrunk, tangent_like
@@ -64,9 +64,15 @@ class Site:
 
 
 class Derivative:
-    """The base of all kinds."""
+    """The base of all kinds.
+
+    Attributes:
+        kept_alone: whether it reads what was kept of the operation, neither operands nor results,
+            and takes None for cotangents that are zero.
+    """
 
     __slots__ = ()
+    kept_alone: ClassVar[bool] = False
 
     def push(self, site: Site, tangents: Values) -> list[Any]:
         """Return the tangents of the results, given those of the operands."""

@@ -7,7 +7,7 @@ What ran is kept on a tape, and gone through from its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
@@ -40,12 +40,17 @@ class Node:
 class Reverse(Level):
     """Keeps a tape of all operations that depend on its inputs.
 
+    Args:
+        name: what messages call the function.
+        forward: whether tangents are pushed through the tape, rather than cotangents pulled back.
+
     Attributes:
         tape: the operations, in order.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, forward: bool = False) -> None:
         super().__init__(name)
+        self._forward = forward
         self.tape: list[Node] = []
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._count = 0
@@ -78,9 +83,11 @@ class Reverse(Level):
         self._new(handle)
         return handle
 
-    def run_call(self, call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Run a call below; return its results and what is kept for the way back."""
-        return run_call(call, values)
+    def run_call(
+        self, call: Call, values: Sequence[Any], handles: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and what is kept for the derivative."""
+        return run_call(call, values, list(map(self.knows, handles)), self._forward)
 
     def follow(self, site: Site, call: Call | None, handles: Sequence[Any]) -> list[Any]:
         """Put an operation on the tape."""
@@ -98,6 +105,8 @@ class Reverse(Level):
             else:
                 outputs.append(None)
                 made.append(result)
+        if derivative.kept_alone:
+            site = replace(site, operands=(), results=())
         self.tape.append(Node(site, derivative, inputs, tuple(outputs)))
         return made
 
@@ -105,6 +114,8 @@ class Reverse(Level):
 def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
     """Return the cotangents of an operation's operands."""
     site, wanted = node.site, [n is not None for n in node.inputs]
+    if node.derivative.kept_alone:
+        return node.derivative.pull(site, cotangents, wanted)
     whole = [
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
@@ -193,15 +204,18 @@ class Recorded:
         return [None if n is None else found.get(n) for n in self.outputs]
 
 
-def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Recorded:
+def recorded(
+    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any], forward: bool = False
+) -> Recorded:
     """Call a function, and keep what it did.
 
     Args:
         name: what messages call it.
         f: from flat values to flat values.
         values: arrays and numbers. For those that are not differentiable there is no derivative.
+        forward: whether tangents are pushed through it later, rather than cotangents pulled back.
     """
-    level = Reverse(name)
+    level = Reverse(name, forward)
     with level.active():
         handles = [level.input(x) for x in values]
         ends = list(f(*handles))

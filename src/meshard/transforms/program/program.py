@@ -21,7 +21,7 @@ from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import Params, beneath, bind
+from meshard.runtime.doors import Params, beneath, bind, current
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.scope import GridKind
@@ -118,6 +118,7 @@ class Program:
         eqns: the operations, in order.
         outputs: the results.
         name: what it is called in listings.
+        made: what was made of it, by whoever made it: it goes with the program.
     """
 
     captured: tuple[Var, ...]
@@ -125,7 +126,7 @@ class Program:
     eqns: tuple[Eqn, ...]
     outputs: tuple[Atom, ...]
     name: str = "program"
-    _checked: bool = field(default=False, compare=False, repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def numbers(self) -> dict[Var, int]:
@@ -202,7 +203,7 @@ def evaluate(
     first = len(program.captured)
     values[:first] = captured
     values[first : first + len(program.inputs)] = given
-    told = at_line if here().ledgers else _untold
+    told = at_line if here().ledgers or current().in_program else _untold
     for eqn, sources, targets in program.steps:
         operands = [x.value if type(x) is Literal else values[x] for x in sources]
         with told(eqn.line):
