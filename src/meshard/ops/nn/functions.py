@@ -209,7 +209,8 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     if not approximate:
         # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
         return value * 0.5 * bind("erfc", value * -float(np.sqrt(0.5)))
-    inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
+    # Products: NumPy's power takes a hundred times as long.
+    inner = value * (1.0 + 0.044715 * (value * value)) * float(np.sqrt(2 / np.pi))
     return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
 
 
