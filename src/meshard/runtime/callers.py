@@ -1,11 +1,13 @@
 """Where in the user's program a call comes from, for messages that name the line.
 
-In: running frames. Out: ``file:line``, and in a notebook the cell instead: ``In[9]:2``.
+In: running frames. Out: ``file:line``, and in a notebook the cell instead: ``In[9]:2``. What runs
+for another line, such as the way back of a derivative, says for which, and what for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,8 @@ from typing import Any
 
 from meshard.algebra.boundary import is_library
 
-_stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
+_stated: ContextVar[tuple[str | None, str]] = ContextVar("meshard_line", default=(None, ""))
+"""The line that all is attributed to, None for that of the running frame; and the purpose."""
 
 _CALLED = ("optree", "contextlib", "functools")
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
@@ -27,7 +30,7 @@ def user_line() -> str:
 
     Within `at_line` it is the line that was stated.
     """
-    stated = _stated.get()
+    stated = _stated.get()[0]
     if stated is not None:
         return stated
     frame = sys._getframe(1)
@@ -55,12 +58,18 @@ def _cell(file: str) -> str:
 
 
 @contextlib.contextmanager
-def at_line(line: str) -> Iterator[None]:
-    """Attribute all that runs within a ``with`` statement to one line.
+def at_line(line: str, purpose: str = "") -> Iterator[None]:
+    """Attribute all that runs within a ``with`` statement to one line and one purpose.
 
-    Code without a line of its own, such as a loop between its iterations, keeps the line before.
+    Code without a line of its own, such as a loop between its iterations, keeps the line before;
+    code without a purpose keeps that before.
+
+    Args:
+        line: the line, as `user_line` returns it.
+        purpose: what it is done for, as in ``"gradient of w"``.
     """
-    token = _stated.set(line or _stated.get())
+    before = _stated.get()
+    token = _stated.set((line or before[0], purpose or before[1]))
     try:
         yield
     finally:
@@ -69,7 +78,25 @@ def at_line(line: str) -> Iterator[None]:
 
 def stated_line() -> str | None:
     """Return the line that `at_line` states; None if it states none."""
-    return _stated.get()
+    return _stated.get()[0]
+
+
+def stated_purpose() -> str:
+    """Return what `at_line` says that is done for; nothing for what a program does by itself."""
+    return _stated.get()[1]
+
+
+@contextlib.contextmanager
+def at_own_lines() -> Iterator[None]:
+    """Attribute what runs within a ``with`` statement to the user's lines there; keep the purpose.
+
+    A rule that the user wrote has lines of its own.
+    """
+    token = _stated.set((None, _stated.get()[1]))
+    try:
+        yield
+    finally:
+        _stated.reset(token)
 
 
 def line_of(code: CodeType, place: int) -> int:
@@ -80,6 +107,7 @@ def line_of(code: CodeType, place: int) -> int:
     return code.co_firstlineno
 
 
+@functools.cache
 def is_ours(module: str) -> bool:
     """Whether a module's frames are the library's own."""
     if is_library(module):

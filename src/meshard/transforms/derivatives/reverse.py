@@ -6,16 +6,17 @@ What ran is kept on a tape, and gone through from its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
+from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
-from meshard.transforms.program.program import Call
+from meshard.transforms.program.program import Call, short_line
 
 
 @final
@@ -28,12 +29,22 @@ class Node:
         derivative: its derivative.
         inputs: for each operand the number of the value that it was; None for a constant.
         outputs: the same for each result.
+        line: where it is written in the user's program.
     """
 
     site: Site
     derivative: Derivative
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+    line: str
+
+    def wanted(self) -> list[list[bool]]:
+        """Return which operands' cotangents are found together."""
+        every = [n is not None for n in self.inputs]
+        if not self.derivative.apart or sum(every) < 2:
+            return [every]
+        count = len(every)
+        return [[k == i for k in range(count)] for i, want in enumerate(every) if want]
 
 
 @final
@@ -98,18 +109,47 @@ class Reverse(Level):
             else:
                 outputs.append(None)
                 made.append(result)
-        self.tape.append(Node(site, derivative, inputs, tuple(outputs)))
+        self.tape.append(Node(site, derivative, inputs, tuple(outputs), user_line()))
         return made
 
 
-def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of an operation's operands."""
-    site, wanted = node.site, [n is not None for n in node.inputs]
+def pulled(node: Node, cotangents: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
+    """Return the cotangents of an operation's operands.
+
+    Args:
+        node: the operation.
+        cotangents: those of its results; None for zero.
+        names: what values are called.
+    """
+    found: list[Any] = [None] * len(node.inputs)
+    for wanted in node.wanted():
+        own = [n for n, want in zip(node.inputs, wanted, strict=True) if want and n is not None]
+        with at_line(node.line, purpose_of([names[n] for n in own if n in names])):
+            parts = _pulled(node, cotangents, wanted, names)
+        found = [g if p is None else p for g, p in zip(found, parts, strict=True)]
+    return found
+
+
+def purpose_of(names: Sequence[str]) -> str:
+    """Return what is done for the gradients of some values; nothing if none has a name."""
+    told = list(dict.fromkeys(names))
+    if len(told) < 2:
+        return f"gradient of {told[0]}" if told else ""
+    rest = f" and {len(told) - 2} more" if len(told) > 2 else ""
+    return f"gradients of {', '.join(told[:2])}{rest}"
+
+
+def _pulled(
+    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], names: Mapping[int, str]
+) -> list[Any]:
+    site = node.site
     whole = [
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
     ]
     if not isinstance(node.derivative, Tangents):
+        if not node.derivative.apart:  # what it runs says for itself what for
+            site = replace(site, names=[names.get(n or 0, "") for n in node.inputs])
         return node.derivative.pull(site, whole, wanted)
     places = [i for i, want in enumerate(wanted) if want]
     derivative = node.derivative
@@ -151,28 +191,47 @@ class Recorded:
         tape: the operations.
         inputs: the number of each argument on the tape; None for constants.
         outputs: the same for the results.
+        names: what the arguments are called; empty strings for those without a name.
     """
 
     results: list[Any]
     tape: list[Node]
     inputs: list[int | None]
     outputs: list[int | None]
+    names: Sequence[str] = ()
+
+    def _names(self) -> dict[int, str]:
+        """Return what the values on the tape are called."""
+        found = {
+            n: f"{node.site.name} at {short_line(node.line)}"
+            for node in self.tape
+            for n in node.outputs
+            if n is not None
+        }
+        given = zip(self.inputs, self.names, strict=False)
+        return found | {n: name for n, name in given if n is not None and name}
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
         found: dict[int, Any] = {}
+        names = self._names()
 
-        def add(number: int | None, g: Any) -> None:
-            if number is not None and g is not None:
-                found[number] = total([found.get(number), g])
+        def add(number: int | None, g: Any, line: str = "") -> None:
+            if number is None or g is None:
+                return
+            before = found.get(number)
+            if before is not None:
+                with at_line(line, purpose_of([names[number]] if number in names else [])):
+                    g = total([before, g])
+            found[number] = g
 
         for number, g in zip(self.outputs, cotangents, strict=True):
             add(number, g)
         for node in reversed(self.tape):
             own = [None if n is None else found.pop(n, None) for n in node.outputs]
             if any(g is not None for g in own):
-                for number, g in zip(node.inputs, pulled(node, own), strict=True):
-                    add(number, g)
+                for number, g in zip(node.inputs, pulled(node, own, names), strict=True):
+                    add(number, g, node.line)
         return [None if n is None else found.get(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
@@ -193,13 +252,19 @@ class Recorded:
         return [None if n is None else found.get(n) for n in self.outputs]
 
 
-def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Recorded:
+def recorded(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
+) -> Recorded:
     """Call a function, and keep what it did.
 
     Args:
         name: what messages call it.
         f: from flat values to flat values.
         values: arrays and numbers. For those that are not differentiable there is no derivative.
+        names: what the values are called, where what is done says what for.
     """
     level = Reverse(name)
     with level.active():
@@ -210,12 +275,27 @@ def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) 
         level.tape,
         [level.number(h) for h in handles],
         [level.number(h) for h in ends],
+        names,
     )
 
 
 def followed(
-    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """Call a function; return its results, and what pulls cotangents back to its arguments."""
-    found = recorded(name, f, values)
+    found = recorded(name, f, values, names)
     return found.results, found.pull
+
+
+def followed_again(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Do the same as `followed` on the way back, where what runs has run before."""
+    with at_line("", "computed again"):
+        return followed(name, f, values, names)
