@@ -10,15 +10,17 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import CodeType
-from typing import Any
+from typing import Any, final
 
 from meshard.algebra.boundary import is_library
 
-_stated: ContextVar[tuple[str | None, str]] = ContextVar("meshard_line", default=(None, ""))
-"""The line that all is attributed to, None for that of the running frame; and the purpose."""
+Purpose = str | Callable[[], str]
+"""What something is done for, or what tells it when it is asked."""
+
+_stated: ContextVar[at_line | None] = ContextVar("meshard_line", default=None)
 
 _CALLED = ("optree", "contextlib", "functools")
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
@@ -30,9 +32,9 @@ def user_line() -> str:
 
     Within `at_line` it is the line that was stated.
     """
-    stated = _stated.get()[0]
-    if stated is not None:
-        return stated
+    stated = _stated.get()
+    if stated is not None and stated.line:
+        return stated.line
     frame = sys._getframe(1)
     while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
@@ -57,8 +59,8 @@ def _cell(file: str) -> str:
     return f"In[{numbered[1]}]" if numbered else file
 
 
-@contextlib.contextmanager
-def at_line(line: str, purpose: str = "") -> Iterator[None]:
+@final
+class at_line:
     """Attribute all that runs within a ``with`` statement to one line and one purpose.
 
     Code without a line of its own, such as a loop between its iterations, keeps the line before;
@@ -67,23 +69,37 @@ def at_line(line: str, purpose: str = "") -> Iterator[None]:
     Args:
         line: the line, as `user_line` returns it.
         purpose: what it is done for, as in ``"gradient of w"``.
+
+    Attributes:
+        line: the line. What runs one operation after another changes it, and the purpose, within
+            one statement.
+        purpose: what it is done for.
+        around: what that is for which this runs; it holds where there is no purpose.
     """
-    before = _stated.get()
-    token = _stated.set((line or before[0], purpose or before[1]))
-    try:
-        yield
-    finally:
-        _stated.reset(token)
 
+    __slots__ = ("_token", "around", "line", "purpose")
 
-def stated_line() -> str | None:
-    """Return the line that `at_line` states; None if it states none."""
-    return _stated.get()[0]
+    def __init__(self, line: str, purpose: Purpose = "") -> None:
+        self.line, self.purpose = line, purpose
+        self.around: Purpose = ""
 
+    def __enter__(self) -> at_line:
+        before = _stated.get()
+        if before is not None:
+            self.line, self.around = self.line or before.line, before.told
+        self._token = _stated.set(self)
+        return self
 
-def stated_purpose() -> str:
-    """Return what `at_line` says that is done for; nothing for what a program does by itself."""
-    return _stated.get()[1]
+    def __exit__(self, *error: object) -> None:
+        _stated.reset(self._token)
+
+    def told(self) -> str:
+        """Return what is done within is for."""
+        for found in (self.purpose, self.around):
+            text = found if isinstance(found, str) else found()
+            if text:
+                return text
+        return ""
 
 
 @contextlib.contextmanager
@@ -92,11 +108,24 @@ def at_own_lines() -> Iterator[None]:
 
     A rule that the user wrote has lines of its own.
     """
-    token = _stated.set((None, _stated.get()[1]))
+    before = _stated.get()
+    token = _stated.set(at_line("", "" if before is None else before.told))
     try:
         yield
     finally:
         _stated.reset(token)
+
+
+def stated_line() -> str | None:
+    """Return the line that `at_line` states; None if it states none."""
+    stated = _stated.get()
+    return stated.line or None if stated is not None else None
+
+
+def stated_purpose() -> str:
+    """Return what `at_line` says that is done for; nothing for what a program does by itself."""
+    stated = _stated.get()
+    return "" if stated is None else stated.told()
 
 
 def line_of(code: CodeType, place: int) -> int:

@@ -6,8 +6,9 @@ What ran is kept on a tape, and gone through from its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
@@ -37,14 +38,6 @@ class Node:
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     line: str
-
-    def wanted(self) -> list[list[bool]]:
-        """Return which operands' cotangents are found together."""
-        every = [n is not None for n in self.inputs]
-        if not self.derivative.apart or sum(every) < 2:
-            return [every]
-        count = len(every)
-        return [[k == i for k in range(count)] for i, want in enumerate(every) if want]
 
 
 @final
@@ -113,26 +106,33 @@ class Reverse(Level):
         return made
 
 
-def pulled(node: Node, cotangents: Sequence[Any], names: Mapping[int, str]) -> list[Any]:
+def pulled(
+    node: Node, cotangents: Sequence[Any], told: Callable[[int], str], place: at_line
+) -> list[Any]:
     """Return the cotangents of an operation's operands.
 
     Args:
         node: the operation.
         cotangents: those of its results; None for zero.
-        names: what values are called.
+        told: returns what a value is called; nothing if it has no name.
+        place: where what is done says what for.
     """
-    found: list[Any] = [None] * len(node.inputs)
-    for wanted in node.wanted():
-        own = [n for n, want in zip(node.inputs, wanted, strict=True) if want and n is not None]
-        with at_line(node.line, purpose_of([names[n] for n in own if n in names])):
-            parts = _pulled(node, cotangents, wanted, names)
-        found = [g if p is None else p for g, p in zip(found, parts, strict=True)]
+    every = [n is not None for n in node.inputs]
+    place.line = node.line
+    if not node.derivative.apart or sum(every) < 2:
+        place.purpose = lambda: purpose_of([told(n) for n in node.inputs if n])
+        return _pulled(node, cotangents, every, told)
+    found: list[Any] = [None] * len(every)
+    for i, number in enumerate(node.inputs):
+        if number is not None:
+            place.purpose = lambda number=number: purpose_of([told(number)])
+            found[i] = _pulled(node, cotangents, [k == i for k in range(len(every))], told)[i]
     return found
 
 
 def purpose_of(names: Sequence[str]) -> str:
     """Return what is done for the gradients of some values; nothing if none has a name."""
-    told = list(dict.fromkeys(names))
+    told = list(dict.fromkeys(filter(None, names)))
     if len(told) < 2:
         return f"gradient of {told[0]}" if told else ""
     rest = f" and {len(told) - 2} more" if len(told) > 2 else ""
@@ -140,19 +140,25 @@ def purpose_of(names: Sequence[str]) -> str:
 
 
 def _pulled(
-    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], names: Mapping[int, str]
+    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], told: Callable[[int], str]
 ) -> list[Any]:
+    """Return the cotangents of some operands."""
     site = node.site
     whole = [
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
     ]
-    if not isinstance(node.derivative, Tangents):
-        if not node.derivative.apart:  # what it runs says for itself what for
-            site = replace(site, names=[names.get(n or 0, "") for n in node.inputs])
-        return node.derivative.pull(site, whole, wanted)
+    if isinstance(node.derivative, Tangents):
+        return _transposed_formula(node.derivative, site, whole, wanted)
+    if not node.derivative.apart:  # what it runs says for itself what for
+        site = replace(site, names=["" if n is None else told(n) for n in node.inputs])
+    return node.derivative.pull(site, whole, wanted)
+
+
+def _transposed_formula(
+    derivative: Tangents, site: Site, cotangents: Sequence[Any], wanted: Sequence[bool]
+) -> list[Any]:
     places = [i for i, want in enumerate(wanted) if want]
-    derivative = node.derivative
 
     def forward(*tangents: Any) -> list[Any]:
         given: list[Any] = [None] * len(site.operands)
@@ -160,7 +166,7 @@ def _pulled(
             given[i] = t
         return derivative.push(site, given)
 
-    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], whole)
+    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], cotangents)
     result: list[Any] = [None] * len(site.operands)
     for i, g in zip(places, found, strict=True):
         result[i] = g
@@ -182,7 +188,7 @@ def transposed(
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recorded:
     """A function that has run, and its tape.
 
@@ -200,8 +206,8 @@ class Recorded:
     outputs: list[int | None]
     names: Sequence[str] = ()
 
-    def _names(self) -> dict[int, str]:
-        """Return what the values on the tape are called."""
+    @cached_property
+    def _told(self) -> dict[int, str]:
         found = {
             n: f"{node.site.name} at {short_line(node.line)}"
             for node in self.tape
@@ -209,29 +215,34 @@ class Recorded:
             if n is not None
         }
         given = zip(self.inputs, self.names, strict=False)
-        return found | {n: name for n, name in given if n is not None and name}
+        return found | {n: name for n, name in given if n is not None}
+
+    def told(self, number: int) -> str:
+        """Return what a value on the tape is called; nothing if it has no name."""
+        return self._told.get(number, "")
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
         found: dict[int, Any] = {}
-        names = self._names()
 
-        def add(number: int | None, g: Any, line: str = "") -> None:
+        def add(number: int | None, g: Any) -> None:
             if number is None or g is None:
                 return
             before = found.get(number)
             if before is not None:
-                with at_line(line, purpose_of([names[number]] if number in names else [])):
-                    g = total([before, g])
+                place.purpose = lambda: purpose_of([self.told(number)])
+                g = total([before, g])
             found[number] = g
 
-        for number, g in zip(self.outputs, cotangents, strict=True):
-            add(number, g)
-        for node in reversed(self.tape):
-            own = [None if n is None else found.pop(n, None) for n in node.outputs]
-            if any(g is not None for g in own):
-                for number, g in zip(node.inputs, pulled(node, own, names), strict=True):
-                    add(number, g, node.line)
+        with at_line("") as place:
+            for number, g in zip(self.outputs, cotangents, strict=True):
+                add(number, g)
+            for node in reversed(self.tape):
+                own = [None if n is None else found.pop(n, None) for n in node.outputs]
+                if any(g is not None for g in own):
+                    made = pulled(node, own, self.told, place)
+                    for number, g in zip(node.inputs, made, strict=True):
+                        add(number, g)
         return [None if n is None else found.get(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
