@@ -24,7 +24,7 @@ from meshard.transforms.batching.programs import every, flat_of
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid
-from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
+from meshard.transforms.derivatives.calls import CallRule, Moving, _full, _spread, forth_through
 from meshard.transforms.derivatives.levels import differentiable
 from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
@@ -116,7 +116,9 @@ class _Kepts(CallRule):
         assert isinstance(call, KeptCall)
         return _Kept(call)
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
         assert isinstance(call, KeptCall)
         rule: Rule = call.rule(call)
         return rule.begin(values)
