@@ -55,6 +55,8 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.ad_checkpoint.Residual": "a record: saved_residuals returns them",
+    "meshard.ad_checkpoint.SavedResiduals": "a record: saved_residuals returns it",
     "meshard.float0": "a dtype",
     "meshard.Shard": "a record: arrays hand them out",
     "meshard.__version__": "a text",
@@ -348,6 +350,10 @@ def explanation() -> meshard.debug.Explanation:
     return meshard.explain(lambda x: mnp.sum(x), array())
 
 
+def residuals() -> meshard.ad_checkpoint.SavedResiduals:
+    return meshard.ad_checkpoint.saved_residuals(lambda x: x * x, array())
+
+
 # Valid arguments, by the names of parameters. What has none is left out: its default is valid.
 BY_NAME: dict[str, Callable[[], Any]] = {
     "a": lambda: [0],
@@ -549,6 +555,18 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
             ]
         ),
     },
+    "meshard.ad_checkpoint.checkpoint_name": {"name": lambda: "here"},
+    "meshard.ad_checkpoint.print_saved_residuals": {"f": lambda: plus_one, "*args": array},
+    "meshard.ad_checkpoint.saved_residuals": {"f": lambda: plus_one, "*args": array},
+    **{
+        f"meshard.checkpoint_policies.{name}": {"prim": lambda: "sin"}
+        for name in vars(meshard.checkpoint_policies)
+        if name.startswith(("checkpoint_dots", "dots_", "everything_", "nothing_"))
+    },
+    "meshard.checkpoint_policies.save_from_both_policies": {
+        "policy_1": lambda: meshard.checkpoint_policies.dots_saveable,
+        "policy_2": lambda: meshard.checkpoint_policies.dots_saveable,
+    },
     "meshard.custom_jvp": {"fun": lambda: plus_one},
     "meshard.custom_jvp.defjvp": {"jvp": lambda: pushed},
     "meshard.custom_jvp.defjvps": {"*jvps": lambda: times_two},
@@ -614,6 +632,8 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.ad_checkpoint.Residual": lambda: residuals().residuals[0],
+    "meshard.ad_checkpoint.SavedResiduals": lambda: residuals(),
     "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
     "meshard.custom_vjp": lambda: meshard.custom_vjp(plus_one),
     "meshard.Device": lambda: meshard.devices()[0],

@@ -48,6 +48,12 @@ class Rule(Protocol):
         """Return the cotangents of the arguments."""
 
 
+class OfProgram:
+    """The base of rules that follow from a call's program, so that a mapped call has them too."""
+
+    __slots__ = ()
+
+
 def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]:
     """Call a function; where operations are written down or followed, as one call.
 
@@ -57,25 +63,34 @@ def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]
         rule: makes a `Rule` from a function that the call runs.
         values: the arguments.
     """
-    recorder, body = recording(), innermost()
-    inside = body if isinstance(body, Body) else None
-    if recorder is None or not any(isinstance(x, Traced) for x in values):
+    if recording() is None or not any(isinstance(x, Traced) for x in values):
         return f(*values)
-    given = [x if inside is None else inside.lift(x) for x in values]
-    given = [as_array(x) if type(x) in WEAK else x for x in given]
+    given = _operands(values)
     program, captured = sub_program(name, f, given)
-    count = len(captured)
-    call = KeptCall(program, rule, name)
-    operands = [*captured, *given]
-    if inside is not None:
-        kinds: list[Any] = [
-            inside.lift(x.value).kind if isinstance(x, Literal) else x.aval for x in program.outputs
-        ]
-        found: list[Any] = recorder.made(call, operands, [abstract_grid(inside, k) for k in kinds])
-        return found
-    like = _types(program)
-    assert count == len(program.captured)
-    return list(recorder.result(call.name, (), operands, like, call))
+    return run_kept(KeptCall(program, rule, name, run_kept), [*captured, *given])
+
+
+def run_kept(call: KeptCall, operands: Sequence[Any]) -> list[Any]:
+    """Run a call; where operations are written down or followed, as one call."""
+    recorder, body, program = recording(), innermost(), call.program
+    if recorder is None or not any(isinstance(x, Traced) for x in operands):
+        captured, own = call.split_operands(operands)
+        return evaluate(program, captured, own)
+    given = _operands(operands)
+    if not isinstance(body, Body):
+        return list(recorder.result(call.name, (), given, _types(program), call))
+    kinds: list[Any] = [
+        body.lift(x.value).kind if isinstance(x, Literal) else x.aval for x in program.outputs
+    ]
+    found: list[Any] = recorder.made(call, given, [abstract_grid(body, k) for k in kinds])
+    return found
+
+
+def _operands(values: Sequence[Any]) -> list[Any]:
+    """Return values as operands of a call: arrays, and in a body values of it."""
+    body = innermost()
+    given = [body.lift(x) if isinstance(body, Body) else x for x in values]
+    return [as_array(x) if type(x) in WEAK else x for x in given]
 
 
 def _types(program: Any) -> list[Any]:
@@ -128,7 +143,7 @@ CALLS[KeptCall] = _Kepts()
 
 @final
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(OfProgram):
     """A function whose values are not kept for the way back, but computed again there."""
 
     call: KeptCall
@@ -223,8 +238,8 @@ def _batched(call: Any, operands: list[Any], flags: list[bool], size: int) -> An
     run = flat_of(call.program, size, flags)
     inner = call.rule(call)
     rule = _MappedRule(inner, tuple(flags), size)
-    if isinstance(inner, Again):
-        found = kept_call(call.name, run, Again, operands)
+    if isinstance(inner, OfProgram):
+        found = kept_call(call.name, run, call.rule, operands)
     else:
         found = kept_call(call.name, run, lambda made: _Beyond(rule, made), operands)
     return found, [True] * len(found)

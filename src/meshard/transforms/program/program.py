@@ -21,7 +21,7 @@ from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import Params, beneath, bind
+from meshard.runtime.doors import Params, beneath, bind, interpreters
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.scope import GridKind
@@ -202,7 +202,7 @@ def evaluate(
     first = len(program.captured)
     values[:first] = captured
     values[first : first + len(program.inputs)] = given
-    told = at_line if here().ledgers else _untold
+    told = at_line if here().ledgers or interpreters() else _untold
     for eqn, sources, targets in program.steps:
         operands = [x.value if type(x) is Literal else values[x] for x in sources]
         with told(eqn.line):
