@@ -119,6 +119,10 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.batching.vmap import vmap as vmap
     from meshard.transforms.derivatives.arguments import float0 as float0
     from meshard.transforms.remat.remat import remat as remat
+    from meshard.transforms.custom.gradient import (
+        closure_convert as closure_convert,
+        custom_gradient as custom_gradient,
+    )
     from meshard.transforms.derivatives.custom import (
         custom_jvp as custom_jvp,
         custom_vjp as custom_vjp,
@@ -168,6 +172,8 @@ else:
             "meshard.transforms.batching.vmap:vmap",
             "meshard.transforms.derivatives.arguments:float0",
             "meshard.transforms.remat.remat:remat",
+            "meshard.transforms.custom.gradient:closure_convert",
+            "meshard.transforms.custom.gradient:custom_gradient",
             "meshard.transforms.derivatives.custom:custom_jvp",
             "meshard.transforms.derivatives.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",

@@ -567,6 +567,20 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
         "policy_1": lambda: meshard.checkpoint_policies.dots_saveable,
         "policy_2": lambda: meshard.checkpoint_policies.dots_saveable,
     },
+    "meshard.closure_convert": {"fun": lambda: plus_one, "*example_args": array},
+    "meshard.custom_gradient": {"fun": lambda: with_its_gradient},
+    "meshard.lax.custom_linear_solve": {
+        "matvec": lambda: times_two,
+        "b": array,
+        "solve": lambda: halved,
+        "transpose_solve": lambda: halved,
+    },
+    "meshard.lax.custom_root": {
+        "f": lambda: plus_one,
+        "initial_guess": array,
+        "solve": lambda: lambda f, x: x - f(x),
+        "tangent_solve": lambda: lambda g, y: y,
+    },
     "meshard.custom_jvp": {"fun": lambda: plus_one},
     "meshard.custom_jvp.defjvp": {"jvp": lambda: pushed},
     "meshard.custom_jvp.defjvps": {"*jvps": lambda: times_two},
@@ -692,6 +706,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 # What is done with the result of a call, where that is more than to look at it.
 AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.elastic.protect": lambda found: look_at(opened(found)),
+    "meshard.custom_gradient": lambda found: found(array()),
     "meshard.custom_jvp": lambda found: found(array()),
     "meshard.custom_vjp": lambda found: found(array()),
     "meshard.grad": lambda found: found(array()),
@@ -851,6 +866,14 @@ def plus_one(x: Any) -> Any:
 
 def times_two(x: Any, *more: Any) -> Any:
     return 2 * x
+
+
+def halved(f: Any, b: Any) -> Any:
+    return b / 2
+
+
+def with_its_gradient(x: Any) -> Any:
+    return x + 1, lambda g: g
 
 
 def summed(x: Any) -> Any:

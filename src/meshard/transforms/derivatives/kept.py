@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Site, Values
@@ -25,11 +25,11 @@ from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid
 from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
-from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.levels import LevelRecorder, differentiable
 from meshard.transforms.derivatives.reverse import followed
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.program.calls import KeptCall
-from meshard.transforms.program.program import Call, Literal, evaluate
+from meshard.transforms.program.program import Call, Literal, Program, evaluate
 from meshard.transforms.tracing.tracing import recording, sub_program, unplaced_type
 
 Flat = Callable[..., list[Any]]
@@ -54,7 +54,9 @@ class OfProgram:
     __slots__ = ()
 
 
-def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]:
+def kept_call(
+    name: str, f: Flat, rule: Any, values: Sequence[Any], at_once: bool = False
+) -> list[Any]:
     """Call a function; where operations are written down or followed, as one call.
 
     Args:
@@ -62,9 +64,13 @@ def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]
         f: the function, from flat values to flat values.
         rule: makes a `Rule` from a function that the call runs.
         values: the arguments.
+        at_once: whether the function sees values where operations are only followed.
     """
-    if recording() is None or not any(isinstance(x, Traced) for x in values):
+    recorder = recording()
+    if recorder is None or not any(isinstance(x, Traced) for x in values):
         return f(*values)
+    if at_once and isinstance(recorder, LevelRecorder) and recorder.level.body is None:
+        return recorder.level.called(FollowedCall(f, rule, name), values)
     given = _operands(values)
     program, captured = sub_program(name, f, given)
     return run_kept(KeptCall(program, rule, name, run_kept), [*captured, *given])
@@ -106,8 +112,39 @@ def _types(program: Any) -> list[Any]:
 
 @final
 @dataclass(frozen=True, slots=True)
+class FollowedCall:
+    """A function that is kept together, for its derivative, and that runs when it is called.
+
+    Attributes:
+        f: the function, from flat values to flat values.
+        rule: from this call to what its derivative is.
+        name: what listings call it.
+    """
+
+    f: Flat
+    rule: Callable[[Any], Any]
+    name: str
+    captures: ClassVar[int] = 0
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Run it."""
+        return kept_call(self.name, self.f, self.rule, operands, True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class _Kept(Derivative):
-    call: KeptCall
+    call: KeptCall | FollowedCall
 
     def _rule(self) -> Rule:
         made: Rule = self.call.rule(self.call)
@@ -126,16 +163,16 @@ class _Kept(Derivative):
 @final
 class _Kepts(CallRule):
     def of(self, call: Call) -> Derivative:
-        assert isinstance(call, KeptCall)
+        assert isinstance(call, (KeptCall, FollowedCall))
         return _Kept(call)
 
     def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
-        assert isinstance(call, KeptCall)
+        assert isinstance(call, (KeptCall, FollowedCall))
         rule: Rule = call.rule(call)
         return rule.begin(values)
 
 
-CALLS[KeptCall] = _Kepts()
+CALLS[KeptCall] = CALLS[FollowedCall] = _Kepts()
 
 
 # computed again
@@ -254,7 +291,7 @@ class _Beyond:
     call: KeptCall
 
     def _own(self, values: Values) -> list[Any]:
-        return list(values)[len(self.call.program.captured) :]
+        return list(values)[self.call.captures :]
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""

@@ -432,6 +432,11 @@ class KeptCall:
     again: Callable[[KeptCall, Sequence[Any]], list[Any]]
 
     @property
+    def captures(self) -> int:
+        """How many values it captures."""
+        return len(self.program.captured)
+
+    @property
     def programs(self) -> Sequence[tuple[str, Program]]:
         """What it does."""
         return (("body", self.program),)

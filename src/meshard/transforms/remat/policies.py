@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from meshard.algebra.arguments import function_of, text_of
+from meshard.algebra.arguments import function_of, is_text, text_of
 from meshard.errors import ArgumentError
 from meshard.ops.engine.concrete import is_traced
 from meshard.runtime import trees
@@ -87,7 +87,7 @@ def dots_saveable(prim: str, *operands: Any, **params: Any) -> bool:
     >>> checkpoint_policies.dots_saveable("contract", rule="i k, k j -> i j")
     True
     """
-    return prim == "contract"
+    return is_text(prim, "contract")
 
 
 checkpoint_dots = dots_saveable
@@ -107,7 +107,7 @@ def dots_with_no_batch_dims_saveable(prim: str, *operands: Any, **params: Any) -
     ... )
     False
     """
-    if prim != "contract":
+    if not is_text(prim, "contract"):
         return False
     given, result = params["rule"].split("->")
     left, right = given.split(",")
