@@ -21,6 +21,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.derivatives.kinds import Site
 from meshard.ops.derivatives.shapes import is_differentiable
 from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -114,6 +115,8 @@ class Dual(Tracer):
 class LevelRecorder(Recorder):
     """What code that writes operations down finds at a level: they are run and followed instead."""
 
+    follows = True
+
     def __init__(self, level: Level, name: str, parent: Recorder | None) -> None:
         super().__init__(name, parent)
         self.level = level
@@ -188,6 +191,14 @@ class Level(Following, ABC):
         return found if isinstance(found, Body) else None
 
     @property
+    def runs(self) -> bool:
+        """Whether the operations below run at once, on arrays."""
+        if self.body is not None:
+            return False
+        under = self.below[-1] if self.below else EAGER
+        return under is EAGER or (isinstance(under, Level) and under.runs)
+
+    @property
     def axis_sizes(self) -> Mapping[str, int]:  # type: ignore[override]
         """Those of the level below."""
         return self.below[-1].axis_sizes if self.below else {}
@@ -225,9 +236,17 @@ class Level(Following, ABC):
     def alias(self, fresh: Grid, old: Grid) -> None:
         """Know a value of a body under a second identity."""
 
-    def run_call(self, call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Run a call below; return its results and what is kept for the derivative."""
-        return call.run(values), None
+    @abstractmethod
+    def run_call(
+        self, call: Call, values: Sequence[Any], handles: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and what is kept for the derivative.
+
+        Args:
+            call: the call.
+            values: its operands.
+            handles: the operands as this level knows them.
+        """
 
     # values
 
@@ -273,7 +292,7 @@ class Level(Following, ABC):
         with self.outside():
             if not any(map(self.knows, operands)):
                 return call.run(values)
-            results, kept = self.run_call(call, values)
+            results, kept = self.run_call(call, values, operands)
             site = Site(call.name, {"kept": kept}, values, results, lambda *given: call.run(given))
             return self.follow(site, call, operands)
 

@@ -19,7 +19,7 @@ from meshard.transforms.derivatives.arguments import strong
 from meshard.transforms.derivatives.calls import CallRule
 from meshard.transforms.derivatives.kept import Again, OfProgram
 from meshard.transforms.derivatives.levels import LevelRecorder, differentiable
-from meshard.transforms.derivatives.reverse import Node, followed, pulled
+from meshard.transforms.derivatives.reverse import cotangents_of, followed_again
 from meshard.transforms.derivatives.rules import CALLS, derivative_of
 from meshard.transforms.program.calls import KeptCall
 from meshard.transforms.program.program import Call, Eqn, Literal, Program, Var, evaluate
@@ -86,10 +86,9 @@ class _KnownDerivative(Derivative):
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
         own = self.call.site(site.operands)
-        inputs = [1 if want else None for want in wanted[: len(own.operands)]]
-        outputs = [1 if differentiable(y) else None for y in own.results]
-        node = Node(own, self.inner, tuple(inputs), tuple(outputs))
-        return [*pulled(node, cotangents), *self._rest()]
+        own = replace(own, names=site.names[: len(own.operands)])
+        found = cotangents_of(self.inner, own, cotangents, wanted[: len(own.operands)])
+        return [*found, *self._rest()]
 
 
 @final
@@ -215,7 +214,7 @@ class _WayBack:
         def flat(*own: Any) -> list[Any]:
             return evaluate(self._program, own[:count], [*own[count:], *fresh[first:]])
 
-        made, pull = followed(self._name, flat, fresh[:first])
+        made, pull = followed_again(self._name, flat, fresh[:first])
         rest = iter(given[self._second :])
         found = pull([next(rest) if differentiable(y) else None for y in made])
         self.moved = [g is not None for g in found]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshard.algebra.boundary import bounded
@@ -16,7 +17,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
 from meshard.runtime.array.array import Array
-from meshard.runtime.callers import user_line
+from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.doors import Params
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.constrained import CONSTRAINT
@@ -50,7 +51,7 @@ class Tracer(AbstractArray):
             raise ConcretizationError(self._stray())
         raise ConcretizationError(
             f"{what} needs the value of {self._told()}, which is traced by jit of "
-            f"{self.recorder.root.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{self.recorder.traced!r} and has none yet: it is {self.origin}, and stands for "
             "every value that the program will be run with. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
             "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument that "
@@ -62,7 +63,7 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that jit of {self.recorder.root.name!r} traced, and that "
+            f"{self._told()} is a value that jit of {self.recorder.traced!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -84,7 +85,10 @@ class Recorder:
         closed: whether the function has returned.
         nested: for each jitted function that is part of this one its traces that hold only here.
         numbers: numbers for what must be told apart in the outermost function.
+        follows: whether it follows code that runs, rather than writing it down.
     """
+
+    follows = False
 
     def __init__(self, name: str, parent: Recorder | None = None) -> None:
         self.name = name
@@ -98,6 +102,12 @@ class Recorder:
         self._captures: dict[int, tuple[Any, Var]] = {}
         self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
+
+    @property
+    def traced(self) -> str:
+        """The outermost function that is traced, around this one."""
+        around = self.parent
+        return self.name if around is None or around.follows else around.traced
 
     @property
     def root(self) -> Recorder:
@@ -172,7 +182,8 @@ class Recorder:
             var = Var(_aval(value), weak_of(value))
             self._vars[id(value)] = value, var
             outputs.append(var)
-        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), user_line(), call))
+        place = user_line(), call, stated_purpose()
+        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), *place))
 
     def result(
         self,
@@ -203,7 +214,8 @@ class Recorder:
             inputs = tuple([atoms.get(x, x) for x in eqn.inputs])
             atoms.update(zip(eqn.outputs, outputs, strict=True))
             origins |= dict.fromkeys(eqn.outputs, f"the result of {eqn.name} at {eqn.line}")
-            self._eqns.append(Eqn(eqn.name, eqn.params, inputs, outputs, eqn.line, eqn.call))
+            own = eqn.purpose or stated_purpose()
+            self._eqns.append(replace(eqn, inputs=inputs, outputs=outputs, purpose=own))
         results: list[Any] = []
         for atom in program.outputs:
             if isinstance(atom, Literal):
