@@ -818,6 +818,7 @@ MORE_OF_ROWS: dict[str, dict[str, Any]] = {
     "bitcast": {"dtype": np.dtype("f4")},
     "interpolate": {"part": 0.5},
     "again": {"number": 1},
+    "checkpoint_name": {"name": "here"},
 }
 
 

@@ -255,13 +255,22 @@ def _itself(x: Block) -> Block:
     return x
 
 
+AGAIN = "again"
+"""The row of values from which others are computed a second time."""
+
+
 def _again(x: Block, *, number: int) -> Block:
+    return x
+
+
+def _named(x: Block, *, name: str) -> Block:
     return x
 
 
 register(Op("stop_gradient", "... -> ...", _itself, dtypes=same_dtype, style="view"))
 # What is computed behind it is not taken for what was computed before, whose number is another.
-register(Op("again", "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op(AGAIN, "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op("checkpoint_name", "... -> ...", _named, dtypes=same_dtype, style="view"))
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))

@@ -183,11 +183,18 @@ def _pulled(
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
     ]
-    if isinstance(node.derivative, Tangents):
-        return _transposed_formula(node.derivative, site, whole, wanted)
     if not node.derivative.apart:  # what it runs says for itself what for
         site = replace(site, names=list(map(told, node.inputs)))
-    return node.derivative.pull(site, whole, wanted)
+    return cotangents_of(node.derivative, site, whole, wanted)
+
+
+def cotangents_of(
+    derivative: Derivative, site: Site, cotangents: Sequence[Any], wanted: Sequence[bool]
+) -> list[Any]:
+    """Return the cotangents of the operands that are wanted, given those of all results."""
+    if isinstance(derivative, Tangents):
+        return _transposed_formula(derivative, site, cotangents, wanted)
+    return derivative.pull(site, cotangents, wanted)
 
 
 def _transposed_formula(

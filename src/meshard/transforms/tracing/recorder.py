@@ -152,7 +152,7 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self.encloses(value.recorder):
+        if isinstance(value, Tracer) and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var
