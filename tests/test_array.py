@@ -51,7 +51,8 @@ def test_an_array_says_what_it_is():
     assert (x.shape, x.dtype, x.ndim, x.size) == ((8, 4), np.dtype("f4"), 2, 32)
     assert (x.itemsize, x.nbytes, len(x), x.weak_type) == (4, 128, 8, False)
     assert x.sharding == NamedSharding(mesh(), P("i", "j"))
-    assert x.device is x.sharding
+    assert x.device == x.sharding
+    assert isinstance(x.device, NamedSharding)
     assert x.devices() == set(meshard.devices())
     assert x.committed
     assert not x.is_fully_replicated

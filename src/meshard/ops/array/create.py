@@ -40,6 +40,7 @@ from meshard.runtime.moving.place import (
     as_sharding,
     check_devices_exist,
     home,
+    moved_to,
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
@@ -61,7 +62,7 @@ def _made(
 ) -> Array:
     """Make an array piece by piece; without a writer, of zeros."""
     world = here()
-    sharding = as_sharding(device, what)
+    sharding = as_sharding(device, what, shape)
     if sharding is not None:
         check_devices_exist(world, sharding, what)
     settled = sharding is not None if committed is None else committed
@@ -141,7 +142,8 @@ def array(
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
         ndmin: the least number of dims; dims of size one are put in front.
-        device: a Sharding or Device for the result; None for the default device, uncommitted.
+        device: a Sharding or Device for the result, or ``x.device`` of another array, whose devices
+            it goes to if it is not there; None for the default device, uncommitted.
 
     Raises:
         DtypeError: if the elements are not numbers.
@@ -155,19 +157,19 @@ def array(
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
-    place = as_sharding(device, "array")
     if is_array(value):
         result = value if wanted is None else value.astype(wanted, copy=False)
     else:
         host = as_host(value, "array", wanted)
+        shape = (1,) * (ndmin - host.ndim) + host.shape
+        place = as_sharding(device, "array", shape)
         check_same_values(host, [host], [place], "array")
         if place is not None:  # from here each piece goes to its own device
-            return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
+            return placed(host.reshape(shape), place)
         result = as_array(host)
     if result.ndim < ndmin:
         result = result.reshape((1,) * (ndmin - result.ndim) + result.shape)
-    if place is not None:
-        result = placed(result, place)
+    result = moved_to(result, device, "array")
     same = result is object or (
         type(object) is Array and type(result) is Array and result._live() is object._live()
     )
@@ -219,7 +221,8 @@ def full(
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
-        device: a Sharding or Device for the result.
+        device: a Sharding or Device for the result; or ``x.device`` of another array, on whose
+            devices it is split like that one, as far as its shape allows.
 
     >>> import meshard.numpy as mnp
     >>> mnp.full((2,), 7).tolist()

@@ -18,8 +18,8 @@ from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.runtime.moving.place import as_array, moved_to
+from meshard.runtime.types import KEY, ArrayLike, Block, DeviceLike, dtype_name
 from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -414,8 +414,10 @@ def round(x: ArrayLike, /, decimals: int = 0) -> Array:
 
 
 @checked
-def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
-    """Return the array converted to another dtype; the sharding stays.
+def astype(
+    x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True, device: DeviceLike = None
+) -> Array:
+    """Return the array converted to another dtype; the sharding stays, unless a device is given.
 
     Raises:
         DtypeError: if ``dtype`` is not one of numbers.
@@ -425,6 +427,6 @@ def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    if not copy and getattr(x, "dtype", None) == wanted:
-        return as_array(x)
-    return bind("astype", x, dtype=wanted)
+    same = not copy and getattr(x, "dtype", None) == wanted
+    found = as_array(x) if same else bind("astype", x, dtype=wanted)
+    return found if device is None else moved_to(found, device, "astype")

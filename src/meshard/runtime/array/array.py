@@ -14,6 +14,7 @@ from meshard.algebra.arguments import described, integer_of, is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
+from meshard.algebra.where import Where
 from meshard.errors import (
     ArgumentError,
     ConfigError,
@@ -135,9 +136,26 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
 
     @property
     def device(self) -> Device | Sharding:
-        """The device of an array that is on one device; the sharding of any other array."""
-        order = self._type.sharding.device_order
-        return order[0] if len(order) == 1 else self._type.sharding
+        """Where it is: its device, or for an array on several what stands for its sharding.
+
+        It is equal to the sharding, and has its attributes. Unlike a sharding it fits any shape:
+        ``device=y.device`` puts an array on y's devices, split like y as far as its shape allows.
+        The devices of two arrays are equal if both are on the same devices, however they are split.
+
+        >>> import meshard, meshard.numpy as mnp
+        >>> meshard.config.update("num_devices", 8)
+        >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+        >>> x = mnp.ones((8, 6), device=meshard.NamedSharding(mesh, meshard.P("x", "y")))
+        >>> scale = mnp.ones(8, device=x.device)
+        >>> scale.sharding.spec, scale.device == x.device, mnp.zeros((), device=x.device).shape
+        (P('x',), True, ())
+        """
+        sharding = self._type.sharding
+        order = sharding.device_order
+        if len(order) == 1:
+            return order[0]
+        found: Any = Where(sharding)
+        return found
 
     def devices(self) -> set[Device]:
         """Return the devices, as a set."""

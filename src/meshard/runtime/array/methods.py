@@ -185,14 +185,17 @@ class ArrayMethods(Typed, ArrayOperators):
 
     def astype(self, dtype: DTypeLike, copy: bool = True, device: DeviceLike = None) -> Self:
         """Return the array converted to another dtype, and placed on a device or sharding."""
-        found = call("astype", self, dtype, copy=copy)
-        return found if device is None else call("device_put", found, device)
+        return call("astype", self, dtype, copy=copy, device=device)
 
     def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Self:
-        """Return the array placed on a device or sharding, as `meshard.device_put` does."""
+        """Return the array placed on a device or sharding, as `meshard.device_put` does.
+
+        ``x.device`` of another array says where, not how it is split: an array that is on these
+        devices stays as it is.
+        """
         if stream is not None:
             raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
-        return call("device_put", self, device)
+        return call("to_device", self, device)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Self:
         """Return the array in another shape, given as one tuple or as numbers."""
