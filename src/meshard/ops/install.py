@@ -25,6 +25,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "argmin": reduce.argmin,
     "apply_at": update.apply_at,
     "argsort": sort.argsort,
+    "asarray": create.asarray,
     "astype": elementwise.astype,
     "clip": elementwise.clip,
     "conj": elementwise.conjugate,

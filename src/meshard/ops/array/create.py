@@ -33,6 +33,7 @@ from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.row import Dtype
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.in_place import writing
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
     as_array,
@@ -159,6 +160,8 @@ def array(
     wanted = None if dtype is None else as_dtype(dtype)
     if is_array(value):
         result = value if wanted is None else value.astype(wanted, copy=False)
+        if result is object and copy and writing():
+            result = result.copy()
     else:
         host = as_host(value, "array", wanted)
         shape = (1,) * (ndmin - host.ndim) + host.shape
@@ -783,7 +786,7 @@ def tri(
 
 
 @checked
-def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
+def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> tuple[Array, ...]:
     """Return the coordinates of a grid, one array for each of its dims.
 
     Args:
@@ -800,7 +803,7 @@ def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list
     [[[0, 0], [1, 1]], [[0, 1], [0, 1]]]
     """
     choice_of(indexing, ("xy", "ij"), "meshgrid", "indexing")
-    arrays = [as_array(x).reshape(-1) for x in xi]
+    arrays = [as_array(x).reshape(-1).copy() for x in xi]
     count = len(arrays)
     order = list(range(count))
     if indexing == "xy" and count > 1:
@@ -809,6 +812,4 @@ def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list
         x.reshape((1,) * order[i] + (-1,) + (1,) * (count - order[i] - 1))
         for i, x in enumerate(arrays)
     ]
-    if sparse:
-        return thin
-    return broadcast_arrays(*thin)
+    return tuple(thin) if sparse else broadcast_arrays(*thin)

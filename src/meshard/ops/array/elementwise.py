@@ -341,7 +341,7 @@ def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
     if low is not None and high is not None:
         return limited(x, low, high)
-    raised = x if low is None else bind("maximum", x, low)
+    raised = x.copy() if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
 
 

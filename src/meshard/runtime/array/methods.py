@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Self
+
+import numpy as np
 
 from meshard.algebra.arguments import array_text, shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
+from meshard.runtime.array.numpy_protocol import array_function, array_ufunc
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import call, namespace
 from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
-_API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
+_API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 
 def _no_out(out: Any, method: str) -> None:
@@ -220,8 +223,8 @@ class ArrayMethods(Typed, ArrayOperators):
         return call("ravel", self, order=order)
 
     def flatten(self, order: str = "C") -> Self:
-        """Return the array with one dim."""
-        return call("ravel", self, order=order)
+        """Return a copy of the array with one dim."""
+        return call("ravel", self, order=order).copy()
 
     def sum(
         self,
@@ -426,9 +429,24 @@ class ArrayMethods(Typed, ArrayOperators):
         more = {} if sorter is None else {"sorter": sorter}
         return call("searchsorted", self, v, side=side, **more)
 
+    def __array_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type[Any]],
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        return array_function(func, types, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return array_ufunc(ufunc, method, inputs, kwargs)
+
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        if api_version not in _API_VERSIONS:
-            raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
+        if api_version is not None and api_version not in _API_VERSIONS:
+            raise ArgumentError(
+                f"__array_namespace__: the Array API version {shown(api_version)} is not "
+                f"supported; the versions {', '.join(_API_VERSIONS)} are."
+            )
         return namespace()
 
 

@@ -207,7 +207,7 @@ def device_get(x: Any) -> Any:
 
     def fetch(leaf: Any) -> Any:
         if type(leaf) is Array:
-            return to_numpy(leaf)
+            return to_numpy(leaf, "device_get")
         if isinstance(leaf, Traced):
             return leaf._concrete("device_get")
         return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
