@@ -310,6 +310,7 @@ from meshard.ops.reductions.statistics import (
     quantile as quantile,
 )
 from meshard.runtime.array.array import Array as _Array
+from meshard.runtime.array.in_place import writeable as writeable
 
 abs = absolute
 acos = arccos
@@ -355,7 +356,7 @@ dtype = _numpy.dtype
 ndarray = _Array
 issubdtype = _numpy.issubdtype
 newaxis = None
-__array_api_version__ = "2024.12"
+__array_api_version__ = "2025.12"
 __array_namespace_info__ = _info.namespace_info
 pi = _numpy.pi
 e = _numpy.e

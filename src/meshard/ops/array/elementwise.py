@@ -18,8 +18,8 @@ from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.runtime.moving.place import as_array, moved_to
+from meshard.runtime.types import KEY, ArrayLike, Block, DeviceLike, dtype_name
 from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -350,7 +350,7 @@ def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = Non
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
     if low is not None and high is not None:
         return limited(x, low, high)
-    raised = x if low is None else bind("maximum", x, low)
+    raised = x.copy() if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
 
 
@@ -423,8 +423,10 @@ def round(x: ArrayLike, /, decimals: int = 0) -> Array:
 
 
 @checked
-def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
-    """Return the array converted to another dtype; the sharding stays.
+def astype(
+    x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True, device: DeviceLike = None
+) -> Array:
+    """Return the array converted to another dtype; the sharding stays, unless a device is given.
 
     Raises:
         DtypeError: if ``dtype`` is not one of numbers.
@@ -434,6 +436,6 @@ def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    if not copy and getattr(x, "dtype", None) == wanted:
-        return as_array(x)
-    return bind("astype", x, dtype=wanted)
+    same = not copy and getattr(x, "dtype", None) == wanted
+    found = as_array(x) if same else bind("astype", x, dtype=wanted)
+    return found if device is None else moved_to(found, device, "astype")

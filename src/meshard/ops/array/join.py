@@ -232,7 +232,7 @@ def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
-    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
+    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x.copy()
 
 
 @checked
@@ -325,7 +325,7 @@ def pad(
     if choice_of(mode, ("constant", "empty", *_PAD_MODES), "pad", "mode") in _PAD_MODES:
         return _padded_with_own(x, added, mode)
     values = _border(constant_values, x)
-    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
+    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x.copy()
     if mode == "empty" or not (is_traced(values) or values.any()):
         return result
     for d, (low, _) in added.items():
@@ -359,7 +359,7 @@ def _padded_with_own(x: Any, added: Mapping[int, tuple[int, int]], mode: str) ->
         for d, pair in added.items()
     }
     dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
-    return bind("take_positions", x, dims=dims) if dims else x
+    return bind("take_positions", x, dims=dims) if dims else x.copy()
 
 
 def _border(constant_values: Any, x: Any) -> Any:
