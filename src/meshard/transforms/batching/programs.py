@@ -11,14 +11,17 @@ from typing import Any
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.ops.array.elementwise import where
-from meshard.ops.array.join import stack
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.ops.derivatives.shapes import dtype_of, shape_of
+from meshard.ops.engine.later import Advised, OfRow, at_run_time, when_laid_out
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import bind
-from meshard.transforms.batching.rows import bound, spread
+from meshard.runtime.doors import bind, innermost
+from meshard.transforms.batching.rows import bound, sorted_along, spread
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
+from meshard.transforms.flow.positions import unplaced_value
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
     AlikeCall,
@@ -34,7 +37,6 @@ from meshard.transforms.program.calls import (
     WholeCall,
 )
 from meshard.transforms.program.program import (
-    Call,
     Eqn,
     Literal,
     Program,
@@ -42,6 +44,7 @@ from meshard.transforms.program.program import (
     is_of_numbers,
     number_of,
 )
+from meshard.transforms.tracing.tracing import sub_program
 
 Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
@@ -92,6 +95,37 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
     return results, [True] * len(results)
 
 
+def run_example(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    flags: Flags,
+    size: int,
+) -> Found:
+    """Write a function of one example down, and run it for all.
+
+    Args:
+        name: what messages call it.
+        f: the function, from flat values to flat values.
+        values: its arguments.
+        flags: which of them have the new dim, in front.
+        size: its size.
+    """
+    body = innermost()
+    like: list[Any] = []
+    if isinstance(body, Body):
+        values = [body.lift(x) for x in values]
+    for x, has in zip(values, flags, strict=True):
+        shape = shape_of(x)[1:] if has else shape_of(x)
+        if isinstance(body, Body):
+            local = local_type(body.scope, shape, x.dtype)
+            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
+        else:
+            like.append(unplaced_value(shape, dtype_of(x)))
+    program, captured = sub_program(name, f, like)
+    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
+
+
 def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
     """Return values of which each has the new dim."""
     return [x if has else spread(x, size) for x, has in zip(values, flags, strict=True)]
@@ -119,16 +153,27 @@ def _number(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
     return [operands[0].astype(call.dtype)], [True]
 
 
-def _one_by_one(call: Call, operands: list[Any], flags: list[bool], size: int) -> Found:
-    """Run a call for one position after another, and stack the results."""
-    rows = []
-    for i in range(size):
-        rows.append(call.run([x[i] if has else x for x, has in zip(operands, flags, strict=True)]))
-    found = [stack(column) for column in zip(*rows, strict=True)]
-    return found, [True] * len(found)
+def _same(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    return operands, flags
+
+
+def _made(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Make arrays of keys: as the row does it that draws from a key without a value."""
+    assert isinstance(call.make, OfRow), call.name
+    name, params = call.make.row
+    found = bound(name, operands, flags, params, size)
+    if call.asked:
+        return _constraint(ConstraintCall(call.type_.sharding), found, [True], size)
+    return found, [True]
 
 
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    if isinstance(call.function, Advised):
+        return run_example(call.name, lambda *x: [call.function(*x)], operands, flags, size)
+    given = every(operands, flags, size)
+    if call.name == "sort" and "dim" not in call.params:  # of one dim
+        found = sorted_along(given, call.params["descending"])
+        return found, [True] * len(found)
     params = dict(call.params)
     if "dim" in params and len(operands) == 1:
         params["dim"] += 1
@@ -136,11 +181,11 @@ def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Foun
         params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
-    elif call.name != "select":
-        return _one_by_one(call, operands, flags, size)
+    else:
+        assert call.name == "select", call.name
     late = at_run_time if call.values else when_laid_out
-    found = late(call.name, call.function, *every(operands, flags, size), **params)
-    results = list(found) if call.several else [found]
+    made = late(call.name, call.function, *given, **params)
+    results = list(made) if call.several else [made]
     return results, [True] * len(results)
 
 
@@ -258,8 +303,8 @@ CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
     AlikeCall: _alike,
     ConstraintCall: _constraint,
     ArrayCall: _number,
-    MakeCall: _one_by_one,
-    NumberCall: _one_by_one,
+    MakeCall: _made,
+    NumberCall: _same,
     WholeCall: _whole,
     ScanCall: _scan,
     ForCall: _for,

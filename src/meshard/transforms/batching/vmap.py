@@ -15,13 +15,8 @@ from meshard.ops.array.shape import moveaxis
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.batching.programs import every, run_batched
-from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import abstract_grid, local_type
-from meshard.transforms.flow.positions import unplaced_value
-from meshard.transforms.tracing.tracing import sub_program
+from meshard.transforms.batching.programs import every, run_example
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,33 +121,10 @@ def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: A
 
     flags = [d is not None for d in dims]
     with _named(axes.name, size):
-        found, has = _run(getattr(f, "__name__", "f"), flat, moved, flags, size)
+        found, has = run_example(getattr(f, "__name__", "f"), flat, moved, flags, size)
     wanted = _axes_of(axes.made, trees.unflatten(kept[-1], found), "out_axes")
     results = [_out(y, own, d, size) for y, own, d in zip(found, has, wanted, strict=True)]
     return trees.unflatten(kept[-1], results)
-
-
-def _run(
-    name: str,
-    flat: Callable[..., list[Any]],
-    values: list[Any],
-    flags: list[bool],
-    size: int,
-) -> tuple[list[Any], list[bool]]:
-    """Write the function down for one example, and run it for all."""
-    body = innermost()
-    like: list[Any] = []
-    if isinstance(body, Body):
-        values = [body.lift(x) for x in values]
-    for x, has in zip(values, flags, strict=True):
-        shape = x.shape[1:] if has else x.shape
-        if isinstance(body, Body):
-            local = local_type(body.scope, shape, x.dtype)
-            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
-        else:
-            like.append(unplaced_value(shape, x.dtype))
-    program, captured = sub_program(name, flat, like)
-    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
 
 
 def _check_axes(name: str, axes: Any) -> None:
