@@ -5,11 +5,13 @@ In: a program, and values of which some have a new first dim. Out: its results, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
 from meshard.ops.derivatives.shapes import dtype_of, shape_of
@@ -17,9 +19,11 @@ from meshard.ops.engine.later import Advised, OfRow, at_run_time, when_laid_out
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
+from meshard.transforms.batching.named import is_over, over_examples
 from meshard.transforms.batching.rows import bound, sorted_along, spread
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, local_type
+from meshard.transforms.body.mapped_axes import Examples, MappedAxis, axis_bound
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
 from meshard.transforms.flow.positions import unplaced_value
 from meshard.transforms.flow.scans import scan
@@ -80,6 +84,9 @@ def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int
 
 
 def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
+    if eqn.call is None and is_over(eqn.name, dict(eqn.params), size):
+        found, has = over_examples(eqn.name, operands, flags, dict(eqn.params), size)
+        return [found], [has]
     if not any(flags):
         if eqn.call is not None:
             results = eqn.call.run(operands)
@@ -109,7 +116,7 @@ def run_example(
         f: the function, from flat values to flat values.
         values: its arguments.
         flags: which of them have the new dim, in front.
-        size: its size.
+        size: its size, with the name by which the function knows the dim.
     """
     body = innermost()
     like: list[Any] = []
@@ -122,7 +129,8 @@ def run_example(
             like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
         else:
             like.append(unplaced_value(shape, dtype_of(x)))
-    program, captured = sub_program(name, f, like)
+    with axis_bound(size.axis if isinstance(size, Examples) else None):
+        program, captured = sub_program(name, f, like)
     return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
 
 
@@ -137,7 +145,8 @@ def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
 def _constraint(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     sharding = call.sharding
     if isinstance(sharding, NamedSharding):
-        spec = PartitionSpec(PartitionSpec.UNCONSTRAINED, *sharding.spec)
+        own: Any = _split(size) or PartitionSpec.UNCONSTRAINED
+        spec = PartitionSpec(own, *sharding.spec)
         uneven: Any = sharding.uneven
         uneven = (None, *uneven) if isinstance(uneven, tuple) else uneven
         sharding = NamedSharding(sharding.mesh, spec, uneven=uneven)
@@ -290,13 +299,50 @@ def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
     return found, [True] * len(found)
 
 
+def _split(size: int) -> tuple[str, ...]:
+    """Return the mesh axes that the examples are to be split over."""
+    return size.split if isinstance(size, Examples) else ()
+
+
 def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     captured, _ = call.split_operands(operands)
+    split = _split(size)
+    front = split or None
     own = [*[PartitionSpec()] * len(captured), *call.in_specs]
-    ins = tuple([PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)])
-    outs = [PartitionSpec(None, *s) for s in call.out_specs]
+    ins = tuple([PartitionSpec(front, *s) if has else s for s, has in zip(own, flags, strict=True)])
+    outs = [PartitionSpec(front, *s) for s in call.out_specs]
+    if split:
+        size = _share(call, split, size)
     found = call.remapped(ins, outs, flat_of(call.body, size, flags))(*operands)
     return list(found), [True] * len(found)
+
+
+def _share(call: Any, split: tuple[str, ...], size: int) -> Examples:
+    """Return how many of the examples a device has in a body, where they have no name."""
+    axis = size.axis if isinstance(size, Examples) else None
+    if axis is not None and is_named(call.body, axis):
+        raise ArgumentError(
+            f"vmap: spmd_axis_name={split} splits the examples over devices in the shard_map at "
+            f"hand, so that a collective in it cannot be over axis_name={axis!r}. Name the mesh "
+            "axes in the collective, and leave out spmd_axis_name and that dim of the specs."
+        )
+    count = math.prod([call.mesh.shape[a] for a in split if a in call.mesh.shape])
+    if size % count:
+        raise IndivisibleError(
+            f"vmap: spmd_axis_name={split} splits {int(size)} examples over {count} devices in "
+            "shard_map, which is not possible evenly. Map a multiple of that."
+        )
+    return Examples(size // count)
+
+
+def is_named(program: Program, axis: MappedAxis) -> bool:
+    """Whether a collective of a program, or of one that it holds, is over an axis."""
+    for eqn in program.eqns:
+        params: dict[str, Any] = dict(eqn.params)
+        inner = () if eqn.call is None else eqn.call.programs
+        if axis in params.get("axes", ()) or any(is_named(p, axis) for _, p in inner):
+            return True
+    return False
 
 
 CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
