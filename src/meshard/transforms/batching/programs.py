@@ -75,7 +75,7 @@ def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int
         operands, own = (
             (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
         )
-        with at_line(eqn.line):
+        with at_line(eqn.line, eqn.purpose):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
             known[var] = result, has

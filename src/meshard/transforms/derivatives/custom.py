@@ -13,6 +13,7 @@ from meshard.errors import DerivativeError, DtypeError, ShapeError, TreeError
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import Values, total
 from meshard.runtime import trees
+from meshard.runtime.callers import at_own_lines
 from meshard.transforms.derivatives.arguments import (
     float0_like,
     is_float0,
@@ -217,7 +218,9 @@ class _Forward:
         """Return the results."""
         return self._rule(values, [None] * len(values))[0], ()
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Transpose the rule for tangents."""
         places = [i for i, x in enumerate(values) if differentiable(x)]
 
@@ -339,14 +342,17 @@ class _Backward:
             )
         return own.flattened(found[0], name), found[1]
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return what the user's rule gives."""
         own, name = self.args, self.owner._name
         count = len(self.call.program.captured)
         given = list(values)[count:]
         fixed = [own.fixed[n] for n in sorted(own.fixed)]
         assert self.owner._bwd is not None
-        found = self.owner._bwd(*fixed, kept, trees.unflatten(own.out_tree, list(cotangents)))
+        with at_own_lines():
+            found = self.owner._bwd(*fixed, kept, trees.unflatten(own.out_tree, list(cotangents)))
         moving = own.moving(given)
         if not isinstance(found, (tuple, list)) or len(found) != len(moving):
             raise TreeError(

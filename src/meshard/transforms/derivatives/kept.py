@@ -27,7 +27,7 @@ from meshard.transforms.body.branches import abstract_grid
 from meshard.transforms.body.mapped_axes import Examples
 from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.program.calls import KeptCall
 from meshard.transforms.program.program import Call, Literal, evaluate
@@ -45,7 +45,9 @@ class Rule(Protocol):
     def begin(self, values: Values) -> tuple[list[Any], Any]:
         """Return the results, and what is kept for the way back."""
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
 
 
@@ -106,7 +108,7 @@ class _Kept(Derivative):
         kept = site.params["kept"]
         if kept is None:
             kept = self._rule().begin(site.operands)[1]
-        return self._rule().pull(site.operands, kept, cotangents)
+        return self._rule().pull(site.operands, kept, cotangents, site.names)
 
 
 @final
@@ -148,7 +150,9 @@ class Again:
         """Return the results; nothing is kept."""
         return self._flat(*values), ()
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Compute the values again, and go back through them."""
         recorder = recording()  # its numbers are the same in all processes
         number = 0 if recorder is None else next(recorder.numbers)
@@ -156,7 +160,7 @@ class Again:
             o.again(x, number=number) if isinstance(x, Traced) and differentiable(x) else x
             for x in values
         ]
-        _, back = followed(self.call.name, self._flat, fresh)
+        _, back = followed_again(self.call.name, self._flat, fresh, names)
         return back(cotangents)
 
 
@@ -209,11 +213,13 @@ class _MappedRule:
         )
         return list(found), kept
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
 
         def one(own: list[Any], saved: Any, g: list[Any]) -> list[Any]:
-            return _full(self.rule.pull(own, saved, g), own)
+            return _full(self.rule.pull(own, saved, g, names), own)
 
         found = self._mapped(one, list(values), kept, list(cotangents), shared=len(values))
         return [
@@ -252,9 +258,11 @@ class _Beyond:
         """Return the results, and what is kept."""
         return self.rule.begin(self._own(values))
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
-        found = self.rule.pull(self._own(values), kept, cotangents)
+        found = self.rule.pull(self._own(values), kept, cotangents, self._own(names))
         return [None] * (len(values) - len(found)) + found
 
 

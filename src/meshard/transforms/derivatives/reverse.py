@@ -7,15 +7,17 @@ What ran is kept on a tape, and gone through from its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
+from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
-from meshard.transforms.program.program import Call
+from meshard.transforms.program.program import Call, short_line
 
 
 @final
@@ -28,12 +30,14 @@ class Node:
         derivative: its derivative.
         inputs: for each operand the number of the value that it was; None for a constant.
         outputs: the same for each result.
+        line: where it is written in the user's program.
     """
 
     site: Site
     derivative: Derivative
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+    line: str
 
 
 @final
@@ -98,21 +102,63 @@ class Reverse(Level):
             else:
                 outputs.append(None)
                 made.append(result)
-        self.tape.append(Node(site, derivative, inputs, tuple(outputs)))
+        self.tape.append(Node(site, derivative, inputs, tuple(outputs), user_line()))
         return made
 
 
-def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of an operation's operands."""
-    site, wanted = node.site, [n is not None for n in node.inputs]
+def pulled(
+    node: Node, cotangents: Sequence[Any], told: Callable[[int], str], place: at_line
+) -> list[Any]:
+    """Return the cotangents of an operation's operands.
+
+    Args:
+        node: the operation.
+        cotangents: those of its results; None for zero.
+        told: returns what a value is called; nothing if it has no name.
+        place: where what is done says what for.
+    """
+    every = [n is not None for n in node.inputs]
+    place.line = node.line
+    if not node.derivative.apart or sum(every) < 2:
+        place.purpose = lambda: purpose_of([told(n) for n in node.inputs if n])
+        return _pulled(node, cotangents, every, told)
+    found: list[Any] = [None] * len(every)
+    for i, number in enumerate(node.inputs):
+        if number is not None:
+            place.purpose = lambda number=number: purpose_of([told(number)])
+            found[i] = _pulled(node, cotangents, [k == i for k in range(len(every))], told)[i]
+    return found
+
+
+def purpose_of(names: Sequence[str]) -> str:
+    """Return what is done for the gradients of some values; nothing if none has a name."""
+    told = list(dict.fromkeys(filter(None, names)))
+    if len(told) < 2:
+        return f"gradient of {told[0]}" if told else ""
+    rest = f" and {len(told) - 2} more" if len(told) > 2 else ""
+    return f"gradients of {', '.join(told[:2])}{rest}"
+
+
+def _pulled(
+    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], told: Callable[[int], str]
+) -> list[Any]:
+    """Return the cotangents of some operands."""
+    site = node.site
     whole = [
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
     ]
-    if not isinstance(node.derivative, Tangents):
-        return node.derivative.pull(site, whole, wanted)
+    if isinstance(node.derivative, Tangents):
+        return _transposed_formula(node.derivative, site, whole, wanted)
+    if not node.derivative.apart:  # what it runs says for itself what for
+        site = replace(site, names=["" if n is None else told(n) for n in node.inputs])
+    return node.derivative.pull(site, whole, wanted)
+
+
+def _transposed_formula(
+    derivative: Tangents, site: Site, cotangents: Sequence[Any], wanted: Sequence[bool]
+) -> list[Any]:
     places = [i for i, want in enumerate(wanted) if want]
-    derivative = node.derivative
 
     def forward(*tangents: Any) -> list[Any]:
         given: list[Any] = [None] * len(site.operands)
@@ -120,7 +166,7 @@ def pulled(node: Node, cotangents: Sequence[Any]) -> list[Any]:
             given[i] = t
         return derivative.push(site, given)
 
-    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], whole)
+    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], cotangents)
     result: list[Any] = [None] * len(site.operands)
     for i, g in zip(places, found, strict=True):
         result[i] = g
@@ -142,7 +188,7 @@ def transposed(
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recorded:
     """A function that has run, and its tape.
 
@@ -151,28 +197,52 @@ class Recorded:
         tape: the operations.
         inputs: the number of each argument on the tape; None for constants.
         outputs: the same for the results.
+        names: what the arguments are called; empty strings for those without a name.
     """
 
     results: list[Any]
     tape: list[Node]
     inputs: list[int | None]
     outputs: list[int | None]
+    names: Sequence[str] = ()
+
+    @cached_property
+    def _told(self) -> dict[int, str]:
+        found = {
+            n: f"{node.site.name} at {short_line(node.line)}"
+            for node in self.tape
+            for n in node.outputs
+            if n is not None
+        }
+        given = zip(self.inputs, self.names, strict=False)
+        return found | {n: name for n, name in given if n is not None}
+
+    def told(self, number: int) -> str:
+        """Return what a value on the tape is called; nothing if it has no name."""
+        return self._told.get(number, "")
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
         found: dict[int, Any] = {}
 
         def add(number: int | None, g: Any) -> None:
-            if number is not None and g is not None:
-                found[number] = total([found.get(number), g])
+            if number is None or g is None:
+                return
+            before = found.get(number)
+            if before is not None:
+                place.purpose = lambda: purpose_of([self.told(number)])
+                g = total([before, g])
+            found[number] = g
 
-        for number, g in zip(self.outputs, cotangents, strict=True):
-            add(number, g)
-        for node in reversed(self.tape):
-            own = [None if n is None else found.pop(n, None) for n in node.outputs]
-            if any(g is not None for g in own):
-                for number, g in zip(node.inputs, pulled(node, own), strict=True):
-                    add(number, g)
+        with at_line("") as place:
+            for number, g in zip(self.outputs, cotangents, strict=True):
+                add(number, g)
+            for node in reversed(self.tape):
+                own = [None if n is None else found.pop(n, None) for n in node.outputs]
+                if any(g is not None for g in own):
+                    made = pulled(node, own, self.told, place)
+                    for number, g in zip(node.inputs, made, strict=True):
+                        add(number, g)
         return [None if n is None else found.get(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
@@ -193,13 +263,19 @@ class Recorded:
         return [None if n is None else found.get(n) for n in self.outputs]
 
 
-def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) -> Recorded:
+def recorded(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
+) -> Recorded:
     """Call a function, and keep what it did.
 
     Args:
         name: what messages call it.
         f: from flat values to flat values.
         values: arrays and numbers. For those that are not differentiable there is no derivative.
+        names: what the values are called, where what is done says what for.
     """
     level = Reverse(name)
     with level.active():
@@ -210,12 +286,27 @@ def recorded(name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]) 
         level.tape,
         [level.number(h) for h in handles],
         [level.number(h) for h in ends],
+        names,
     )
 
 
 def followed(
-    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any]
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
 ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
     """Call a function; return its results, and what pulls cotangents back to its arguments."""
-    found = recorded(name, f, values)
+    found = recorded(name, f, values, names)
     return found.results, found.pull
+
+
+def followed_again(
+    name: str,
+    f: Callable[..., Sequence[Any]],
+    values: Sequence[Any],
+    names: Sequence[str] = (),
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Do the same as `followed` on the way back, where what runs has run before."""
+    with at_line("", "computed again"):
+        return followed(name, f, values, names)

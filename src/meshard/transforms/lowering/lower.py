@@ -8,6 +8,7 @@ branches lowered for the layouts of their carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any, final
@@ -33,6 +34,7 @@ from meshard.transforms.lowering.executable import (
     Step,
     crossing,
     nothing_around,
+    purpose_of,
     turns,
 )
 from meshard.transforms.lowering.lowered_calls import lowered_call
@@ -157,6 +159,11 @@ class _Group:
         self.around: Callable[[], Sequence[Moving]] = nothing_around
         self.parts: tuple[NamedPart, ...] = ()
         self.runner: Callable[[], str] = str
+
+    @property
+    def purpose(self) -> str:
+        """What the operations are for."""
+        return purpose_of(self.eqns)
 
     def settle(self) -> None:
         """Let an operation on few small cells that has stayed alone run as it does by itself."""
@@ -305,7 +312,7 @@ class _Lowering:
         assert isinstance(now, KernelDecision)
         if any(now.moves) or now.outputs != decision.outputs:
             return eqn, decision
-        return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
+        return replace(eqn, inputs=tuple(inputs)), now
 
     def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
         """Return an operand in another layout, moved there once."""
@@ -313,9 +320,8 @@ class _Lowering:
         if key not in self._elsewhere:
             output = self._elsewhere[key] = Var(x.aval)
             call = ConstraintCall(target.sharding)
-            self._placed(
-                Eqn(call.name, (), (x,), (output,), eqn.line, call), x, output, target, eqn.name
-            )
+            moved = Eqn(call.name, (), (x,), (output,), eqn.line, call, eqn.purpose)
+            self._placed(moved, x, output, target, eqn.name)
         return self._elsewhere[key]
 
     def _bytes(self, decision: Decision, preferred: Sequence[NamedSharding | None]) -> int:
@@ -473,9 +479,11 @@ class _Lowering:
         if self.kind(atom) is kind:
             return atom
         output = Var(atom.aval if isinstance(atom, Var) else kind)
-        line = self._groups[self._level[atom]].line if atom in self._level else ""
+        made = self._groups[self._level[atom]] if atom in self._level else None
+        line, purpose = ("", "") if made is None else (made.line, made.purpose)
         call = ConstraintCall(kind.sharding)
-        self._placed(Eqn(call.name, (), (atom,), (output,), line, call), atom, output, kind)
+        eqn = Eqn(call.name, (), (atom,), (output,), line, call, purpose)
+        self._placed(eqn, atom, output, kind)
         return output
 
     # slots
@@ -522,6 +530,7 @@ class _Lowering:
         return Step(
             name=group.name,
             line=group.line,
+            purpose=group.purpose,
             inputs=tuple(map(self.kind, reads)),
             outputs=tuple([self.kinds[x] for x in group.outputs]),
             reads=slots.all_of(reads),

@@ -7,6 +7,7 @@ written twice, or that lay a value out only for it to be laid out again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
         if inputs != eqn.inputs:
-            eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=inputs)
         if eqn.call is None or isinstance(eqn.call, ConstraintCall):
             detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
             key = eqn.name, exact_key(eqn.params), detail, tuple(map(_key, inputs))
@@ -84,7 +85,7 @@ def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
             says_all = not isinstance(spec, PartitionSpec) or not spec.unconstrained
             while says_all and isinstance(x, Var) and x in origin and uses[x] == 1:
                 x = origin[x]
-            eqn = Eqn(eqn.name, eqn.params, (x,), eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=(x,))
         found.append(eqn)
     return found
 
