@@ -34,6 +34,7 @@ from meshard.ops.engine.decision import (
     KernelDecision,
     KernelDtypes,
 )
+from meshard.ops.engine.each import each_row
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.engine.reduction import Partials, plan_reduction
 from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
@@ -50,7 +51,7 @@ Type = ArrayType | type[Any]
 
 def find_row(name: str) -> Op | MoveOp | None:
     """Return the row of an operation; None if there is none, as for collectives."""
-    return REGISTRY.get(name)
+    return REGISTRY.get(name) or each_row(name)
 
 
 def row_of(name: str) -> Op | MoveOp:

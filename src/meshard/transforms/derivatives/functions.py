@@ -8,7 +8,8 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-import meshard.transforms.derivatives.mapped  # noqa: F401  (it fills the table of calls)
+import meshard.transforms.derivatives.each
+import meshard.transforms.derivatives.mapped  # noqa: F401  (they fill the tables of calls and rows)
 from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
