@@ -5,14 +5,16 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, final
 
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
-from meshard.ops.engine.run import Runner, fast_path, run_kernel
+from meshard.ops.engine.run import Runner, fast_path, run_kernel, run_sum
 from meshard.runtime import doors as primitive
 from meshard.runtime.agree import token_of
 from meshard.runtime.array.array import Array
@@ -110,6 +112,13 @@ def _run_move(decision: MoveDecision, world: RuntimeWorld, operands: tuple[Array
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
     if world.ledgers and decision.wires:
         wired(world, decision.row.name, decision.wires)
+    found = run_kernel(decision, world, _given(decision, world, operands))
+    arrays = [Array(t, tuple(b)) for t, b in zip(decision.outputs, found, strict=True)]
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _given(decision: KernelDecision, world: RuntimeWorld, operands: Sequence[Any]) -> list[Any]:
+    """Return the blocks that a kernel reads, or numbers."""
     given: list[Any] = []
     for x, move, weak in zip(operands, decision.moves, decision.dtypes.weak, strict=True):
         if type(x) is not Array:
@@ -118,6 +127,24 @@ def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[A
             given.append(x._live())
         else:
             given.append(run_part(world, move, (x._live(),), x.dtype))
-    found = run_kernel(decision, world, given)
-    arrays = [Array(t, tuple(b)) for t, b in zip(decision.outputs, found, strict=True)]
-    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+    return given
+
+
+def sum_runner(decisions: Sequence[KernelDecision], name: str) -> Runner:
+    """Return what runs the sum of several operations that leave partial sums.
+
+    Args:
+        decisions: what the operations do: their cells and results are the same.
+        name: how ledgers call it.
+    """
+    counts = [len(d.operands) for d in decisions]
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Array:
+        if world.ledgers:
+            wired(world, name, decisions[0].wires)
+        rest = iter(operands)
+        own = [tuple(islice(rest, n)) for n in counts]
+        given = [_given(d, world, x) for d, x in zip(decisions, own, strict=True)]
+        return Array(decisions[0].outputs[0], tuple(run_sum(decisions, world, given)))
+
+    return run

@@ -48,6 +48,7 @@ from meshard.transforms.lowering.lowered_steps import (
 )
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
+from meshard.transforms.lowering.waiting_sums import WaitingSum, added, uses_of, waiting_sum
 from meshard.transforms.program.calls import (
     AlikeCall,
     ArrayCall,
@@ -165,6 +166,10 @@ class _Group:
         """What the operations are for."""
         return purpose_of(self.eqns)
 
+    def clear(self) -> None:
+        """Let nothing be done here."""
+        self.eqns, self.inputs, self.outputs, self.wires = [], [], [], ()
+
     def settle(self) -> None:
         """Let an operation on few small cells that has stayed alone run as it does by itself."""
         if self.segment is None or self.decision is None or len(self.eqns) > 1:
@@ -201,6 +206,8 @@ class _Lowering:
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+        self._waiting: dict[Var, WaitingSum] = {}
+        self._uses = uses_of(program)
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
@@ -212,7 +219,8 @@ class _Lowering:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
-                self._row(eqn)
+                if not self._sum(eqn):
+                    self._row(eqn)
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, AlikeCall):
@@ -253,6 +261,22 @@ class _Lowering:
             if not weak and not any(made) and self._fused(eqn, decision, kinds):
                 return
         self._single(eqn, runner(decision), decision, made)
+
+    def _sum(self, eqn: Eqn) -> bool:
+        """Add a step for a sum of what was to be combined one by one; it replaces these steps."""
+        waiting = added(eqn, self._waiting, self._uses)
+        if waiting is None:
+            return False
+        for x in eqn.inputs:
+            assert isinstance(x, Var)
+            self._groups[self._level[x]].clear()
+        group = _Group(waiting.runner)
+        group.wires = waiting.wires
+        self._add(group, eqn, waiting.decisions[0].outputs)
+        group.name, group.line = waiting.name, waiting.eqns[0].line
+        group.eqns, group.inputs = list(waiting.eqns), list(waiting.inputs)
+        self._waiting[eqn.outputs[0]] = waiting
+        return True
 
     def _made(self, eqn: Eqn, kinds: Sequence[Kind], made: Sequence[bool]) -> list[Kind]:
         """Return what operands are, some of which are made arrays."""
@@ -349,7 +373,11 @@ class _Lowering:
     ) -> None:
         """Add a step of one operation, some of whose operands are made arrays first."""
         weak = [v.weak for v in eqn.outputs]
-        if any(made) or any(w is not None for w in weak):
+        plain = not any(made) and not any(w is not None for w in weak)
+        waiting = waiting_sum(eqn, decision) if plain else None
+        if waiting is not None:
+            self._waiting[eqn.outputs[0]] = waiting
+        if not plain:
             run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
         group = _Group(run)
         group.wires = decision.wires
@@ -499,6 +527,7 @@ class _Lowering:
         steps = [
             self._step(level, group, own, last, slots)
             for level, (group, own) in enumerate(zip(self._groups, reads, strict=True))
+            if group.eqns
         ]
         results = slots.all_of(outputs)
         return Executable(
@@ -569,7 +598,7 @@ class _Lowering:
         own = self.program
         eqns = [eqn for group in self._groups for eqn in group.eqns]
         notes, parts = {}, {}
-        for group in self._groups:
+        for group in filter(lambda g: g.eqns, self._groups):
             notes[id(group.eqns[-1])] = crossing_text(group.wires)
             if group.parts:
                 parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]
