@@ -16,14 +16,14 @@ is, and a ledger tells what moved:
 
 Arrays are made by `device_put`, ``make_array_from_*`` and the functions of ``meshard.numpy``;
 programs by `jit` and `shard_map`; `reshard` moves arrays, `plan_reshard` and `explain` say
-beforehand what moves. The modules are ``numpy``, ``lax``, ``random``, ``nn``, ``sharding``,
-``resharding``, ``checkpoint``, ``elastic``, ``debug``, ``tree``, ``multihost_utils``, ``config``
-and ``testing``.
+beforehand what moves. The modules are ``numpy``, ``lax``, ``random``, ``nn``, ``optim``,
+``sharding``, ``resharding``, ``checkpoint``, ``elastic``, ``debug``, ``tree``, ``multihost_utils``,
+``config`` and ``testing``.
 
 The source is a tower, in which imports point down only::
 
-    doors         numpy lax random nn sharding resharding checkpoint elastic debug tree typing
-                  config experimental
+    doors         numpy lax random nn optim sharding resharding checkpoint elastic debug tree
+                  typing config experimental
     cli testing   the roof
     compat        other systems' names and rules
     interop       JAX's arrays, XLA as a compiler
@@ -103,6 +103,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         multihost_utils as multihost_utils,
         nn as nn,
         numpy as numpy,
+        optim as optim,
         random as random,
         resharding as resharding,
         typing as typing,
@@ -151,6 +152,7 @@ else:
             "meshard.multihost_utils",
             "meshard.nn",
             "meshard.numpy",
+            "meshard.optim",
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",

@@ -172,7 +172,7 @@ def _names() -> dict[str, Callable[..., Any]]:
         names = [n for n in names if hasattr(members, n)]  # not those that only say what to use
         for name in names:
             member, whole_name = getattr(members, name), f"{module}.{name}"
-            if not callable(member) or isinstance(member, type):
+            if not callable(member) or isinstance(member, type) or name.startswith("save_"):
                 continue
             if whole_name not in apart:
                 found[whole_name] = member
