@@ -15,6 +15,7 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.engine.cheapest import cheapest
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
@@ -117,27 +118,6 @@ def lower(
 def _moved(executable: Executable) -> int:
     """Return the bytes that a program moves at least, all devices together."""
     return sum(times * crossing(step) for step, times in turns(executable))
-
-
-def _ways(
-    preferred: Sequence[NamedSharding | None], arrays: Sequence[int]
-) -> Iterator[tuple[Sequence[NamedSharding | None], int | None]]:
-    """Yield the ways to run an operation besides that which follows its operands.
-
-    Args:
-        preferred: how its results had better be laid out.
-        arrays: its operands that are arrays, if something moves: each may lead where several are.
-
-    Yields:
-        How results had better be laid out, if that is followed, and the operand that leads.
-    """
-    known = any(p is not None for p in preferred)
-    if known:
-        yield preferred, None
-    if len(arrays) > 1:
-        yield from (((), i) for i in arrays)
-        if known:
-            yield from ((preferred, i) for i in arrays)
 
 
 _Decisions = dict[Any, Decision]
@@ -296,14 +276,7 @@ class _Lowering:
             return best
         preferred = [self._preferred.get(v) for v in eqn.outputs]
         arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
-        least = self._bytes(best, preferred)
-        for followed, leading in _ways(preferred, arrays if best.wires else ()):
-            decision = self._way(eqn, kinds, followed, leading)
-            cost = self._bytes(decision, preferred)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and followed):
-                best, least = decision, cost
-        return best
+        return cheapest(self.world, partial(self._way, eqn, kinds), preferred, arrays)
 
     def _way(
         self,
@@ -347,16 +320,6 @@ class _Lowering:
             moved = Eqn(call.name, (), (x,), (output,), eqn.line, call, eqn.purpose)
             self._placed(moved, x, output, target, eqn.name)
         return self._elsewhere[key]
-
-    def _bytes(self, decision: Decision, preferred: Sequence[NamedSharding | None]) -> int:
-        """Return the bytes that an operation moves, and its results' way to where they go."""
-        wires = list(decision.wires)
-        for kind, sharding in zip(decision.outputs, preferred, strict=True):
-            if sharding is not None and sharding != kind.sharding:
-                target = self.world.type_of(kind.shape, kind.dtype, sharding, True)
-                if not kind.unplaced and target.layout != kind.layout:
-                    wires += wires_between(self.world, kind, target)
-        return sum(w.total for w in wires)
 
     def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
