@@ -15,6 +15,7 @@ from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
 from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.derivatives.laid_out import wished_like
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
 from meshard.transforms.program.program import Call, short_line
@@ -185,7 +186,9 @@ def _pulled(
     ]
     if not node.derivative.apart:  # what it runs says for itself what for
         site = replace(site, names=list(map(told, node.inputs)))
-    return cotangents_of(node.derivative, site, whole, wanted)
+        return cotangents_of(node.derivative, site, whole, wanted)
+    with wished_like(site.operands[wanted.index(True)]):
+        return cotangents_of(node.derivative, site, whole, wanted)
 
 
 def cotangents_of(
