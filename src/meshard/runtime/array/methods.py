@@ -11,7 +11,7 @@ from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
 from meshard.runtime.array.operators import ArrayOperators
-from meshard.runtime.doors import call, namespace
+from meshard.runtime.doors import bind, call, namespace
 from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
@@ -144,6 +144,11 @@ class ArrayMethods(Typed, ArrayOperators):
             )
         found = self == value
         return found if isinstance(found, bool) else bool(found.any())
+
+    def __pow__(self, other: ArrayLike) -> Self:
+        if type(other) is int and other == 2 and self._type.dtype.kind == "b":
+            return bind("square", self)  # as NumPy does: its dtype is not that of other powers
+        return super().__pow__(other)
 
     def copy(self) -> Self:
         """Return an equal array with the same sharding."""

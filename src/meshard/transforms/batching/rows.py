@@ -303,7 +303,7 @@ ROWS: dict[str, Rule] = {
     **dict.fromkeys(["take_along_axis"], _shifted("dim")),
     **dict.fromkeys(["diagonal"], _shifted("dims")),
     **dict.fromkeys(["qr", "qr_r", "svd", "svdvals", "select", "bitcast"], _as_it_is),
-    **dict.fromkeys(["interp", "interpolate_at"], _first_only),
+    **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
     "contract": _contract,
     "reshape": _reshape,
