@@ -457,7 +457,7 @@ def logmeanexp(
     if where is None:
         return total - float(np.log(math.prod(value.shape[d] for d in dims)))
     mask = broadcast_to(where_of(value, where, "logmeanexp"), value.shape)
-    return total - bind("log", sum_(mask, dims, value.dtype, keepdims))
+    return total - bind("log", sum_(mask, dims, value.dtype, None, keepdims))
 
 
 @checked
