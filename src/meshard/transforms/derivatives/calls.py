@@ -21,7 +21,7 @@ from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.flow.scans import scan
@@ -51,7 +51,7 @@ class CallRule:
         raise NotImplementedError
 
     def run(
-        self, call: Call, values: Values, moving: Moving, forward: bool
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
     ) -> tuple[list[Any], Any]:
         """Run a call; return its results and what is kept for its derivative.
 
@@ -60,6 +60,7 @@ class CallRule:
             values: its operands.
             moving: which of them depend on the inputs.
             forward: whether tangents are pushed later, rather than cotangents pulled.
+            names: what the operands are called; empty strings for those without a name.
         """
         return call.run(values), None
 
@@ -98,9 +99,23 @@ def _rejoined(values: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
     return [next(rest) if differentiable(x) else x for x in values]
 
 
-def back_through(name: str, f: Flat, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Run a function and pull cotangents back; return those of arguments that can change."""
-    results, back = followed(name, f, values)
+def back_through(
+    name: str,
+    f: Flat,
+    values: Sequence[Any],
+    cotangents: Sequence[Any],
+    names: Sequence[str] = (),
+) -> list[Any]:
+    """Run a function again and pull cotangents back; return those of arguments that can change.
+
+    Args:
+        name: what messages call it.
+        f: the function.
+        values: its arguments.
+        cotangents: those of the results that can change.
+        names: what the arguments are called.
+    """
+    results, back = followed_again(name, f, values, names)
     given = _spread(cotangents, results)
     return _full(back(given), values)
 
@@ -194,7 +209,8 @@ class _Whole(Derivative):
         count = len(site.operands)
 
         def back(*given: Any) -> list[Any]:
-            return back_through(self.call.name, self._function, given[:count], given[count:])
+            own, g = given[:count], given[count:]
+            return back_through(self.call.name, self._function, own, g, site.names)
 
         given = [as_array(x) for x in site.operands]
         found = self._late("back", back, *given, *_full(cotangents, site.results))
@@ -280,8 +296,18 @@ class _Turns:
         )
         return [*last, *results]
 
-    def back(self, carries: list[Any], cotangents: Values) -> list[Any]:
-        """Return the cotangents of what is captured, of the first carry and of the arrays."""
+    def back(self, carries: list[Any], cotangents: Values, names: Sequence[str]) -> list[Any]:
+        """Return the cotangents of what is captured, of the first carry and of the arrays.
+
+        Args:
+            carries: those that the turns began with.
+            cotangents: those of the last carry and of the results.
+            names: what is captured is called so, and the first carry and the arrays.
+        """
+        told = list(names)
+        told[len(self.captured) : len(self.captured) + len(self.carry)] = ["the carry"] * len(
+            self.carry
+        )
         count = len(_moving(self.carry))
         last, results = list(cotangents[:count]), list(cotangents[count:])
         totals = [zeros_like(x) for x in _moving(self.captured)]
@@ -290,7 +316,7 @@ class _Turns:
             own, g = state
             carry, given, g_y = x
             every = [*self.captured, *carry, *given]
-            found = back_through(self.name, self.flat, every, [*g, *g_y])
+            found = back_through(self.name, self.flat, every, [*g, *g_y], told)
             a, b = len(own), len(own) + len(g)
             return (_added(own, found[:a]), found[a:b]), found[b:]
 
@@ -324,7 +350,8 @@ class _Loop(Derivative):
         turns, carries = self.turns(site), site.params["kept"]
         if carries is None:  # it ran as it is: in a body whose operations are only followed
             carries = turns.saved()[2]
-        found = turns.back(carries, _full(cotangents, site.results))
+        given = _full(cotangents, site.results)
+        found = turns.back(carries, given, site.names[self.head :])
         return [None] * self.head + _spread(found, site.operands[self.head :])
 
 
@@ -345,7 +372,7 @@ class _Scans(CallRule):
         return _Turns(call.name, turn, captured, carry, xs, call.length, call.reverse)
 
     def run(
-        self, call: Call, values: Values, moving: Moving, forward: bool
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
     ) -> tuple[list[Any], Any]:
         assert isinstance(call, ScanCall)
         last, results, carries = self._turns(call, values).saved()
@@ -373,7 +400,7 @@ class _Fors(CallRule):
         )
 
     def run(
-        self, call: Call, values: Values, moving: Moving, forward: bool
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
     ) -> tuple[list[Any], Any]:
         assert isinstance(call, ForCall)
         bounds = call.split_operands(values)[0]
@@ -472,9 +499,8 @@ class _Switch(Derivative):
 
         def make(flat: Flat, k: int) -> Flat:
             def branch(*given: Any) -> list[Any]:
-                return back_through(
-                    self.call.name, flat, given[: len(values)], given[len(values) :]
-                )
+                own, g = given[: len(values)], given[len(values) :]
+                return back_through(self.call.name, flat, own, g, site.names[1:])
 
             return branch
 

@@ -56,7 +56,8 @@ class Dual(Tracer):
         self.tangent = tangent
 
     def _concrete(self, what: str) -> Block:
-        if self.recorder.closed:
+        assert isinstance(self.recorder, LevelRecorder)
+        if self.recorder.closed or self.recorder.level not in interpreters():
             raise ConcretizationError(self._stray())
         if isinstance(self.value, Traced):
             return self.value._concrete(what)
@@ -89,6 +90,13 @@ class Dual(Tracer):
         return self.value.sharding
 
     def _stray(self) -> str:
+        if not self.recorder.closed:
+            return (
+                f"{self._told()} is a value that {self.recorder.root.name} follows, and a function "
+                f"with a derivative of its own uses it at {user_line()} without taking it as an "
+                "argument, so that what becomes of it there would have no derivative. Pass it as "
+                "an argument, or meshard.lax.stop_gradient(x) where none is wanted."
+            )
         return (
             f"{self._told()} is a value that {self.recorder.root.name} followed, and that has "
             f"ended: it was kept, as in a global, an attribute or a list from outside. It is used "

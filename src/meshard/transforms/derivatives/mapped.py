@@ -39,10 +39,18 @@ class _Split:
         values: its operands.
         moving: which of them move.
         forward: whether tangents are pushed forward later, rather than cotangents pulled back.
+        names: what the operands are called; empty strings for those without a name.
     """
 
-    def __init__(self, call: ShardMapCall, values: Values, moving: Moving, forward: bool) -> None:
-        self._call, self._forward = call, forward
+    def __init__(
+        self,
+        call: ShardMapCall,
+        values: Values,
+        moving: Moving,
+        forward: bool,
+        names: Sequence[str],
+    ) -> None:
+        self._call, self._forward, self._names = call, forward, names
         self.moving = moving
         self._places = [i for i, moves in enumerate(moving) if moves]
         self._ins = (*[PartitionSpec()] * len(call.body.captured), *call.in_specs)
@@ -90,7 +98,9 @@ class _Split:
                 every[i] = x
             return evaluate(body, every[:count], every[count:])
 
-        run = recorded(name, f, [cells[i] for i in self._places], self._forward)
+        told = [self._names[i] for i in self._places] if self._names else []
+        own = [cells[i] for i in self._places]
+        run = recorded(name, f, own, told, forward=self._forward)
         if self._forward:
             return run.results, run.push([_late(inside, cells[i], None) for i in self._places])
         given: list[Any] = []
@@ -188,7 +198,7 @@ class _Mapped(Derivative):
         found: tuple[_Split, list[Any]] | None = site.params["kept"]
         if found is not None:
             return found
-        split = _Split(self.call, site.operands, moving, forward)
+        split = _Split(self.call, site.operands, moving, forward, site.names)
         return split, split.begin(site.operands)[1]
 
     def push(self, site: Site, tangents: Values) -> list[Any]:
@@ -211,10 +221,10 @@ class _Maps(CallRule):
         return _Mapped(call)
 
     def run(
-        self, call: Call, values: Values, moving: Moving, forward: bool
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
     ) -> tuple[list[Any], Any]:
         assert isinstance(call, ShardMapCall)
-        split = _Split(call, values, moving, forward)
+        split = _Split(call, values, moving, forward, names)
         results, kept = split.begin(values)
         return results, (split, kept)
 

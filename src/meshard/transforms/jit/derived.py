@@ -207,7 +207,7 @@ class _Writing:
         ]
         if self._forward and len(chosen) == 1:
             return pushed(name, f, values, chosen[0])
-        run = recorded(name, f, values)
+        run = recorded(name, f, values, [call.told[i] for i in self._places])
         found = [run.push(g) if self._forward else run.pull(g) for g in chosen]
         return run.results, found[-1]
 
@@ -350,7 +350,7 @@ class _Jits(CallRule):
         return _DERIVATIVE
 
     def run(
-        self, call: Call, values: Values, moving: Pattern, forward: bool
+        self, call: Call, values: Values, moving: Pattern, forward: bool, names: Sequence[str]
     ) -> tuple[list[Any], Any]:
         assert isinstance(call, JittedCall)
         key = _Split, moving, forward

@@ -26,6 +26,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.mapped_axes import mapped_axes
 from meshard.transforms.derivatives.levels import Level
 from meshard.transforms.jit.derived import jitted_call
 from meshard.transforms.jit.programs import Programs
@@ -117,6 +118,7 @@ def result_of(
         leaves: the flat arguments: arrays, values of the program, and Python numbers.
         origins: what each is, for messages.
     """
+    key = (*key, *mapped_axes().items())
     recorder, body = recording_around(), innermost()
     inside = body if isinstance(body, Body) else None
     kinds: list[Any] = []

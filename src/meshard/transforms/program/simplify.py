@@ -46,7 +46,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
         if inputs != eqn.inputs:
-            eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=inputs)
         if eqn.call is None or isinstance(eqn.call, ConstraintCall):
             detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
             key = eqn.name, exact_key(eqn.params), detail, tuple(map(_key, inputs))
@@ -81,6 +81,6 @@ def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
             says_all = not isinstance(spec, PartitionSpec) or not spec.unconstrained
             while says_all and isinstance(x, Var) and x in origin and uses[x] == 1:
                 x = origin[x]
-            eqn = Eqn(eqn.name, eqn.params, (x,), eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=(x,))
         found.append(eqn)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshard.algebra.boundary import bounded
@@ -16,7 +17,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
 from meshard.runtime.array.array import Array
-from meshard.runtime.callers import user_line
+from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.doors import Params
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.constrained import CONSTRAINT
@@ -151,7 +152,7 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self.encloses(value.recorder):
+        if isinstance(value, Tracer) and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var
@@ -181,7 +182,8 @@ class Recorder:
             var = Var(_aval(value), weak_of(value))
             self._vars[id(value)] = value, var
             outputs.append(var)
-        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), user_line(), call))
+        place = user_line(), call, stated_purpose()
+        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), *place))
 
     def result(
         self,
@@ -212,7 +214,8 @@ class Recorder:
             inputs = tuple([atoms.get(x, x) for x in eqn.inputs])
             atoms.update(zip(eqn.outputs, outputs, strict=True))
             origins |= dict.fromkeys(eqn.outputs, f"the result of {eqn.name} at {eqn.line}")
-            self._eqns.append(Eqn(eqn.name, eqn.params, inputs, outputs, eqn.line, eqn.call))
+            own = eqn.purpose or stated_purpose()
+            self._eqns.append(replace(eqn, inputs=inputs, outputs=outputs, purpose=own))
         results: list[Any] = []
         for atom in program.outputs:
             if isinstance(atom, Literal):
