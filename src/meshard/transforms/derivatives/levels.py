@@ -11,6 +11,7 @@ where values belong to their body, it is a grid that the level knows by identity
 from __future__ import annotations
 
 import contextlib
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -119,7 +120,14 @@ class LevelRecorder(Recorder):
 
     def __init__(self, level: Level, name: str, parent: Recorder | None) -> None:
         super().__init__(name, parent)
-        self.level = level
+        self._level = weakref.ref(level)  # which has this: what it holds goes with it, at once
+
+    @property
+    def level(self) -> Level:
+        """The level, while it follows."""
+        found = self._level()
+        assert found is not None
+        return found
 
     def result(
         self,
@@ -325,7 +333,7 @@ class Level(Following, ABC):
             finally:
                 body.recorder = before
         finally:
-            self.recorder.closed = True
+            self.recorder.close()
 
     # in bodies
 

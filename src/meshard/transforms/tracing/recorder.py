@@ -243,6 +243,14 @@ class Recorder:
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
 
+    def close(self) -> None:
+        """Let go of all values: what still has one of them asks in vain from now on."""
+        self.closed = True
+        for known in (self._vars, self._captures, self.nested):
+            known.clear()
+        if self.parent is None:
+            self._origins.clear()
+
     def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:
         """Return the program, and the values from around it that it captures."""
         outputs = tuple(map(self.atom, results))
