@@ -306,7 +306,8 @@ def _tasks(
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
     results: list[tuple[Any, ...]] = [()] * decision.cells.count
-    output = decision.outputs[0]
+    combination = decision.combination
+    output = decision.outputs[0] if combination is None else combination.type_
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
     shapes = output.layout.shapes
     if len(shapes) == 1:  # as in a body, where all cells are like the one

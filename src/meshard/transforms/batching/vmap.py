@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from meshard.algebra.arguments import function_of, integer_of, shown
+from meshard.algebra.arguments import function_of, integer_of, refusal
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.batching.programs import every, run_batched
-from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import abstract_grid, local_type
-from meshard.transforms.flow.positions import unplaced_value
-from meshard.transforms.tracing.tracing import sub_program
+from meshard.transforms.batching.programs import every, run_example
+from meshard.transforms.body.mapped_axes import Examples
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,9 +36,13 @@ def vmap(
         in_axes: for each argument the dim that numbers the examples: an int, None for an argument
             that all share, or a tree of these that is a prefix of the arguments.
         out_axes: for each result where the dim comes; None for results that are the same for all.
-        axis_name: a name by which collectives of ``meshard.lax`` know the dim.
+        axis_name: a name by which collectives of ``meshard.lax`` know the dim: each example is
+            like a device along a mesh axis of that name. They may name mesh axes besides.
         axis_size: the number of examples, needed where no argument has them.
-        spmd_axis_name: accepted as in JAX; shardings are followed without it.
+        spmd_axis_name: the mesh axis, or axes, that the dim is split over wherever the function
+            says how values are laid out: in front of the specs of constraints and of `shard_map`.
+            Without it constraints leave the dim as it is, and each device of a `shard_map` has all
+            examples.
 
     Returns:
         A function of arrays with the dim. Examples stay where they are: a split dim stays split.
@@ -61,7 +60,7 @@ def vmap(
     [4.0, 4.0, 4.0]
     """
     f = function_of(fun, "vmap", "fun")
-    axes = _Axes.of(in_axes, out_axes, axis_name, axis_size)
+    axes = _Axes.of(in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
     @functools.wraps(fun)
     @bounded
@@ -81,15 +80,17 @@ class _Axes:
         made: those of the results.
         name: the name by which collectives know the dim.
         size: its size, if it is given.
+        split: the mesh axes that constraints and `shard_map` split it over.
     """
 
     given: Any
     made: Any
     name: Any
     size: int | None
+    split: tuple[str, ...]
 
     @classmethod
-    def of(cls, in_axes: Any, out_axes: Any, name: Any, size: Any) -> _Axes:
+    def of(cls, in_axes: Any, out_axes: Any, name: Any, size: Any, split: Any) -> _Axes:
         """Return them, checked."""
         if isinstance(in_axes, list):
             in_axes = tuple(in_axes)
@@ -101,7 +102,13 @@ class _Axes:
         for told, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
             _check_axes(told, axes)
         count = None if size is None else integer_of(size, "vmap", "axis_size", least=0)
-        return cls(in_axes, out_axes, name, count)
+        if not isinstance(name, Hashable):
+            raise ArgumentError(refusal("vmap", "axis_name", "a name, such as 'batch'", name))
+        over = () if split is None else (split,) if isinstance(split, str) else split
+        if not isinstance(over, tuple) or not all(isinstance(a, str) for a in over):
+            wanted = "the name of a mesh axis, or a tuple of such"
+            raise ArgumentError(refusal("vmap", "spmd_axis_name", wanted, split))
+        return cls(in_axes, out_axes, name, count, over)
 
 
 def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -125,34 +132,11 @@ def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: A
         return [x if isinstance(x, Traced) else as_array(x) for x in found]
 
     flags = [d is not None for d in dims]
-    with _named(axes.name, size):
-        found, has = _run(getattr(f, "__name__", "f"), flat, moved, flags, size)
+    many = Examples(size, axes.name, axes.split)
+    found, has = run_example(getattr(f, "__name__", "f"), flat, moved, flags, many)
     wanted = _axes_of(axes.made, trees.unflatten(kept[-1], found), "out_axes")
     results = [_out(y, own, d, size) for y, own, d in zip(found, has, wanted, strict=True)]
     return trees.unflatten(kept[-1], results)
-
-
-def _run(
-    name: str,
-    flat: Callable[..., list[Any]],
-    values: list[Any],
-    flags: list[bool],
-    size: int,
-) -> tuple[list[Any], list[bool]]:
-    """Write the function down for one example, and run it for all."""
-    body = innermost()
-    like: list[Any] = []
-    if isinstance(body, Body):
-        values = [body.lift(x) for x in values]
-    for x, has in zip(values, flags, strict=True):
-        shape = x.shape[1:] if has else x.shape
-        if isinstance(body, Body):
-            local = local_type(body.scope, shape, x.dtype)
-            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
-        else:
-            like.append(unplaced_value(shape, x.dtype))
-    program, captured = sub_program(name, flat, like)
-    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
 
 
 def _check_axes(name: str, axes: Any) -> None:
@@ -220,14 +204,3 @@ def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
             f"vmap: out_axes is {axis}, which is out of bounds for a result of shape {y.shape}."
         )
     return moveaxis(y, 0, axis)
-
-
-@contextlib.contextmanager
-def _named(name: Any, size: int) -> Iterator[None]:
-    """Let collectives know the dim by a name."""
-    if name is not None:
-        raise ArgumentError(
-            f"vmap: axis_name={shown(name)} is not supported; reduce over the dim outside of the "
-            "mapped function, or use shard_map."
-        )
-    yield

@@ -40,6 +40,7 @@ from meshard.transforms.collectives.axis_arguments import (
     bound_axes,
     index_groups,
     members,
+    mesh_axes_only,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
 from meshard.transforms.collectives.rows import (
@@ -507,6 +508,7 @@ def ragged_all_to_all(
     """
     what = _NAME
     axes = bound_axes(axis_name, what)
+    mesh_axes_only(axes, what, "it is not supported")
     more = index_groups(axis_index_groups, axes, what, True)
     rows, into = as_array(operand), as_array(output)
     if rows.dtype != into.dtype:

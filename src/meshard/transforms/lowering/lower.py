@@ -15,6 +15,7 @@ from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.array.elementwise import AGAIN
 from meshard.ops.engine.cheapest import cheapest, cheapest_in_place
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
@@ -381,7 +382,9 @@ class _Lowering:
             return False
         names = [x if isinstance(x, Var) else None for x in eqn.inputs]
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
-        level = self._level_of_segment(part, names)
+        # What is computed again is so where the way back needs it, not as soon as it could be.
+        earliest = len(self._groups) - 1 if eqn.name == AGAIN else 0
+        level = self._level_of_segment(part, names, earliest)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
             self._groups[level].decision = decision
@@ -393,11 +396,11 @@ class _Lowering:
         self._set(eqn.outputs[0], part.output, level)
         return True
 
-    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None]) -> int:
+    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:
         """Return where the first segment is that an operation can join; the end if none is."""
         reads = [x for x in names if x is not None]
         first = max((self._level.get(x, -1) for x in reads), default=-1)
-        for level in range(max(first, 0), len(self._groups)):
+        for level in range(max(first, earliest, 0), len(self._groups)):
             segment = self._groups[level].segment
             if segment is None or not segment.accepts(part, names):
                 continue

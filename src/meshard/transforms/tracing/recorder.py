@@ -51,7 +51,7 @@ class Tracer(AbstractArray):
             raise ConcretizationError(self._stray())
         raise ConcretizationError(
             f"{what} needs the value of {self._told()}, which is traced by jit of "
-            f"{self.recorder.root.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{self.recorder.traced!r} and has none yet: it is {self.origin}, and stands for "
             "every value that the program will be run with. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
             "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument that "
@@ -63,7 +63,7 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that jit of {self.recorder.root.name!r} traced, and that "
+            f"{self._told()} is a value that jit of {self.recorder.traced!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -85,7 +85,10 @@ class Recorder:
         closed: whether the function has returned.
         nested: for each jitted function that is part of this one its traces that hold only here.
         numbers: numbers for what must be told apart in the outermost function.
+        follows: whether it follows code that runs, rather than writing it down.
     """
+
+    follows = False
 
     def __init__(self, name: str, parent: Recorder | None = None) -> None:
         self.name = name
@@ -99,6 +102,12 @@ class Recorder:
         self._captures: dict[int, tuple[Any, Var]] = {}
         self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
+
+    @property
+    def traced(self) -> str:
+        """The outermost function that is traced, around this one."""
+        around = self.parent
+        return self.name if around is None or around.follows else around.traced
 
     @property
     def root(self) -> Recorder:
@@ -143,7 +152,7 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self.encloses(value.recorder):
+        if isinstance(value, Tracer) and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var
