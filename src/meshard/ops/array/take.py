@@ -1,4 +1,4 @@
-"""Elements at positions along a dim: each device looks up what it holds."""
+"""Elements at positions along a dim: each device gets those that it lacks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from meshard.algebra.arguments import choice_of
 from meshard.errors import IndexingError, ShapeError
-from meshard.ops.array.index import joined, positions, whole_numbers
+from meshard.ops.array.index import positions, whole_numbers
 from meshard.ops.array.shape import reshape
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import is_whole, same_dtype
 from meshard.ops.dtypes.promotion import kind_of, limits_of
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -60,7 +60,7 @@ def take(
     """Return the elements at positions along a dim, or in the flat array.
 
     Args:
-        a: the array; where the dim is split, each device looks up what it holds.
+        a: the array; where the dim is split, each device gets the elements that it lacks.
         indices: integers of any shape.
         axis: the dim.
         mode: None refuses positions out of bounds; ``"clip"`` and ``"wrap"`` bring them inside,
@@ -143,8 +143,8 @@ register(
         _along_rule,
         _along,
         dtypes=same_dtype,
-        partial=Partial(joined, "selects"),
         local=_along_cell,
+        positions=Positions(lambda params: (params["dim"],), along=True),
     )
 )
 

@@ -396,8 +396,6 @@ def _run_partial(
     assert law is not None
     assert combination is not None
     kernel, combine = law.kernel or decision.row.kernel, law.combine
-    if combination.across is None and law.near is not None:
-        kernel, combine = law.near
     results = run_cells(decision, world, given, kernel)
     if combination.across is None:
         joined = [combined(world, combine, [results[i] for i in g]) for g in cells.of_piece]
