@@ -95,9 +95,16 @@ def decide(
         return decide_move(world, row, [t for t in types if isinstance(t, ArrayType)], dict(params))
     if row.positions is not None:
         found = decide_exchange(world, row, types, dict(params), preferred, leading)
-        if found is not None:
+        if found is not None and (row.positions.updates or not found.moved):
             return found
+        other = _Kernel(world, row, types, dict(params), preferred, leading).decision
+        # An operand has to move in any case: perhaps the rows had better be together.
+        return other if found is None or _total(other) < _total(found) else found
     return _Kernel(world, row, types, dict(params), preferred, leading).decision
+
+
+def _total(decision: Decision) -> int:
+    return sum(w.total for w in decision.wires)
 
 
 def takes_arrays_only(name: str) -> bool:

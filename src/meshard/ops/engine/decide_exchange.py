@@ -169,17 +169,17 @@ class _Operands:
 
         Where every device has all positions they stay as they are: nobody needs to ask.
         """
-        array, term = self.arrays[number], self.rule.inputs[number]
+        term, shape = self.rule.inputs[number], self.arrays[number].shape
         if not number:
-            return self._placement(term, {**self.factors, **self.split}, array.shape)
-        updates = self.law.updates
-        others = range(1, len(self.arrays)) if updates and number == 1 else [number]
+            return self._placement(term, {**self.factors, **self.split}, shape)
+        values = self.law.updates and number == 1
+        others = range(1, len(self.arrays)) if values else [number]
         own = self.factors
-        if all(map(self._is_whole, others)):
+        if all(map(self._is_known, others)):
             own = {f: s for f, s in own.items() if f not in self.places}
-            if not (updates and number == 1) and self._is_replicated(number):
-                own = {}
-        return self._placement(term, own, array.shape)
+        if self._is_replicated(number) and not values:
+            own = {}
+        return self._placement(term, own, shape)
 
     def _is_replicated(self, number: int) -> bool:
         """Whether every device has all of an operand."""
@@ -188,16 +188,13 @@ class _Operands:
             placement is not None and all(s.shards == 1 for s in placement)
         )
 
-    def _is_whole(self, number: int) -> bool:
-        """Whether every device has all of an operand, along the dims of the positions."""
+    def _is_known(self, number: int) -> bool:
+        """Whether every device has of an operand all that it needs, whatever positions it gets."""
         placement, term = self.placements[number], self.rule.inputs[number]
-        return self._is_replicated(number) or (
-            placement is not None
-            and not any(
-                s.shards > 1 and dim and dim[0] in self.places
-                for dim, s in zip(term, placement, strict=True)
-            )
-        )
+        if self._is_replicated(number) or placement is None:
+            return self._is_replicated(number)
+        splits = [(dim, s) for dim, s in zip(term, placement, strict=True) if s.shards > 1 and dim]
+        return all(dim[0] not in self.places and self.factors.get(dim[0]) == s for dim, s in splits)
 
     def _placement(self, term: Term, factors: dict[str, Split], shape: Sequence[int]) -> Placement:
         return tuple(
