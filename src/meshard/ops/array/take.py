@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,19 +122,30 @@ def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Param
 def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
     """Look up the positions that the block holds; the others give zeros."""
     n = x.shape[dim]
-    local = places - start
-    inside = (local >= 0) & (local < n)
+    local = places - start if start else places
     shape = np.broadcast_shapes(
         *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
     )
-    from_all = np.broadcast_to(x, [n if d == dim else m for d, m in enumerate(shape)])
-    wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
+    wide = tuple([local.shape[dim] if d == dim else m for d, m in enumerate(shape)])
     if not n:
         return np.zeros(wide, x.dtype)
-    if inside.all():
-        return np.take_along_axis(from_all, np.broadcast_to(local, wide), dim)
-    found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
-    found[np.broadcast_to(~inside, wide)] = 0
+    # Below zero a position is, without its sign, beyond all sizes.
+    inside = local.astype(np.int64, copy=False).view(np.uint64) < n
+    whole = bool(inside.all())
+    numbers = _numbers(x.shape, dim, local if whole else np.where(inside, local, 0))
+    found = x.reshape(-1).take(np.broadcast_to(numbers, wide), mode="clip")
+    if not whole:
+        found[np.broadcast_to(~inside, wide)] = 0
+    return found
+
+
+def _numbers(shape: tuple[int, ...], dim: int, local: Block) -> Block:
+    """Return the numbers of elements in C order, by their positions along a dim."""
+    found = local * math.prod(shape[dim + 1 :])
+    for d, n in enumerate(shape):
+        if d != dim and n > 1:
+            own = np.arange(n).reshape([n if e == d else 1 for e in range(len(shape))])
+            found = found + own * math.prod(shape[d + 1 :])
     return found
 
 

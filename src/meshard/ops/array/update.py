@@ -80,7 +80,7 @@ def _update(
     starts: tuple[int, ...] = (),
     out: Block | None = None,
 ) -> Block:
-    """Return a copy of the block, changed at the positions that it holds."""
+    """Return a copy of the block, or the block ``out``, changed at the positions that it holds."""
     places = tuple(map(np.asarray, places))  # Python numbers, in a program
     rank = places[0].ndim
     first = starts or (0,) * len(arrays)
@@ -92,7 +92,8 @@ def _update(
     if not inside.any():
         return x
     result = np.empty(x.shape, x.dtype) if out is None else out
-    np.copyto(result, x)
+    if result is not x:
+        np.copyto(result, x)
     kept = [d for d in range(x.ndim) if d not in arrays]
     front = result.transpose([*arrays, *kept])
     where, given = tuple(local), value.reshape((*inside.shape, *value.shape[rank:]))

@@ -260,20 +260,20 @@ class _Deliveries:
         if not changes:
             return block
         deliver, parts = self.deliver, [c for c, _ in changes]
-        rows, values = parts[0].rows, parts[0].values
-        if len(parts) > 1:
-            rows = np.concatenate([c.rows for c in parts])
-            values = np.concatenate([c.values for c in parts])
         if len(parts) > 1 and not deliver.in_order:
             order = np.argsort(np.concatenate([t for _, t in changes]), kind="stable")
-            rows, values = rows[order], values[order]
+            rows = np.concatenate([c.rows for c in parts])[order]
+            parts = [_Change(rows, np.concatenate([c.values for c in parts])[order])]
         dims = deliver.lookups.dims
-        places = np.unravel_index(rows, [block.shape[d] for d in dims]) if dims[1:] else [rows]
+        shape = [block.shape[d] for d in dims]
         assert deliver.op.local is not None
-        params = deliver.op.local(deliver.params, {f"x{d}": (0, block.shape[d]) for d in dims}, ())
+        whole = {f"x{d}": (0, n) for d, n in zip(dims, shape, strict=True)}
+        params = deliver.op.local(deliver.params, whole, ())
         out = self.world.memory.allocate(block.shape, block.dtype)
-        found: Block = deliver.op.kernel(block, values, *places, **params, out=out)
-        return found
+        for part in parts:
+            places = np.unravel_index(part.rows, shape) if dims[1:] else [part.rows]
+            block = deliver.op.kernel(block, part.values, *places, **params, out=out)
+        return block
 
     # between processes
 
