@@ -206,6 +206,7 @@ def sub_program(
     like: Sequence[Any],
     varies: frozenset[str] = frozenset(),
     origins: Sequence[str] = (),
+    by: str = "jit",
 ) -> tuple[Program, list[Any]]:
     """Return a part of the function at hand as a program of its own, and what it captures.
 
@@ -217,8 +218,9 @@ def sub_program(
         like: values without data, of the types of its arguments.
         varies: in a body the axes over which a condition varies that decides whether it runs.
         origins: what messages call each argument.
+        by: what messages call the transformation that writes it down.
     """
-    recorder = Recorder(name, recording_around())
+    recorder = Recorder(name, recording_around(), by)
     given = []
     for number, x in enumerate(like):
         if isinstance(x, Grid):
