@@ -29,7 +29,8 @@ options. One module, one thing:
     compare           two runs side by side
 
 Without rows: `python -m bench.scan` calls every public function beside NumPy (`scan_calls` says
-how, on `scan_operands`); `python -m bench.house` counts what the source is made of, and the calls
+how, on `scan_operands`); `python -m bench.gradient_peaks` counts the memory that gradients take,
+beside JAX's; `python -m bench.house` counts what the source is made of, and the calls
 that an operation makes (`house_calls`).
 
 docs/contributing/benchmarks.md says how to add a row.

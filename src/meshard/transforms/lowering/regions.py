@@ -138,17 +138,83 @@ def _gathered_into_calls(program: Program, compiler: Compiler) -> Program:
     eqns = _early([_inside(e, compiler) for e in program.eqns], compiler)
     work = [_work(e, compiler) for e in eqns]
     groups = _gathered(eqns, work)
-    read = _readers([[x for n in g for x in eqns[n].inputs] for g in groups] + [program.outputs])
+    again = _repeated(eqns, work, groups, program.outputs)
+    read = _readers([*_read(eqns, groups, again), program.outputs])
     found: list[Eqn] = []
     for place, numbers in enumerate(groups):
-        run = [eqns[n] for n in numbers]
-        own = [w for n in numbers if (w := work[n]) is not None]
-        if not own or sum(map(_size, run)) < LARGE:
-            found += run
+        if not _is_region(eqns, work, numbers):
+            found += [eqns[n] for n in numbers]
             continue
-        outputs = [v for e in run for v in e.outputs if read[v] - {place}]
-        found.append(_region(run, own, outputs, compiler))
+        outputs = [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
+        every, _ = _cone(eqns, [*again[place], *numbers], outputs)
+        if outputs:
+            own = [w for n in every if (w := work[n]) is not None]
+            found.append(_region([eqns[n] for n in every], own, outputs, compiler))
     return Program(program.captured, program.inputs, tuple(found), program.outputs, program.name)
+
+
+def _is_region(eqns: Sequence[Eqn], work: Sequence[Work | None], numbers: Sequence[int]) -> bool:
+    """Whether a compiler does a group of operations, and there is enough to do."""
+    return work[numbers[0]] is not None and sum(_size(eqns[n]) for n in numbers) >= LARGE
+
+
+def _read(
+    eqns: Sequence[Eqn], groups: Sequence[Sequence[int]], again: Sequence[Sequence[int]]
+) -> list[list[Atom]]:
+    """Return what each group reads of others: what it computes again it has itself."""
+    found = []
+    for numbers, more in zip(groups, again, strict=True):
+        own = {v for n in more for v in eqns[n].outputs}
+        found.append([x for n in (*more, *numbers) for x in eqns[n].inputs if x not in own])
+    return found
+
+
+def _repeated(
+    eqns: Sequence[Eqn],
+    work: Sequence[Work | None],
+    groups: Sequence[Sequence[int]],
+    results: Sequence[Atom],
+) -> list[list[int]]:
+    """Return for each group operations of earlier ones that it does again.
+
+    Where a group gives one large value, for one later group alone, and else only small ones, as the
+    edges that a halo exchange sends, the later one computes the large value itself: so it is
+    neither written nor read.
+    """
+    again: list[list[int]] = [[] for _ in groups]
+    read = _readers([[x for n in g for x in eqns[n].inputs] for g in groups] + [results])
+    regions = [k for k, numbers in enumerate(groups) if _is_region(eqns, work, numbers)]
+    for place in regions:
+        numbers = groups[place]
+        given = [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
+        if len(given) < 2:
+            continue
+        large = max(given, key=_bytes)
+        (to, *more) = sorted(read[large])
+        if more or to == place or to not in regions:
+            continue
+        rest = sum(map(_bytes, given)) - _bytes(large)
+        cone, inputs = _cone(eqns, numbers, [large])
+        if rest * 8 <= _bytes(large) and sum(map(_bytes, inputs)) <= _bytes(large):
+            again[to] += cone
+    return again
+
+
+def _cone(
+    eqns: Sequence[Eqn], numbers: Sequence[int], ends: Sequence[Var]
+) -> tuple[list[int], set[Var]]:
+    """Return the operations of a group that values are made by, and what they read of others."""
+    needed, found = set(ends), []
+    for n in reversed(numbers):
+        if not needed.isdisjoint(eqns[n].outputs):
+            found.append(n)
+            needed.difference_update(eqns[n].outputs)
+            needed.update(x for x in eqns[n].inputs if isinstance(x, Var))
+    return found[::-1], needed
+
+
+def _bytes(x: Var) -> int:
+    return math.prod(x.aval.shape) * x.aval.dtype.itemsize
 
 
 def _early(eqns: Sequence[Eqn], compiler: Compiler) -> list[Eqn]:
