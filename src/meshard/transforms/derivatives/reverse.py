@@ -7,12 +7,13 @@ What ran is kept on a tape, and gone through from its end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
+from meshard.ops.derivatives.shapes import narrowed, varying
 from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.laid_out import wished_like
@@ -71,6 +72,7 @@ class Reverse(Level):
     Attributes:
         tape: the operations, in order.
         told: what the values are called.
+        varies: in a body, for each value the axes over which it varies.
     """
 
     def __init__(self, name: str, forward: bool = False) -> None:
@@ -78,12 +80,15 @@ class Reverse(Level):
         self.told = Names()
         self._forward = forward
         self.tape: list[Node] = []
+        self.varies: dict[int, frozenset[str]] = {}
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._count = 0
 
     def _new(self, handle: Any) -> int:
         self._count += 1
         self._numbers[id(handle)] = handle, self._count
+        if self.body is not None:
+            self.varies[self._count] = varying(handle)
         return self._count
 
     def number(self, handle: Any) -> int | None:
@@ -243,6 +248,7 @@ class Recorded:
         inputs: the number of each argument on the tape; None for constants.
         outputs: the same for the results.
         told: what the values are called.
+        varies: in a body, for each value the axes over which it varies.
     """
 
     results: list[Any]
@@ -250,30 +256,21 @@ class Recorded:
     inputs: list[int | None]
     outputs: list[int | None]
     told: Names
+    varies: Mapping[int, frozenset[str]]
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
-        found: dict[int, Any] = {}
-
-        def add(number: int | None, g: Any) -> None:
-            if number is None or g is None:
-                return
-            before = found.get(number)
-            if before is not None:
-                place.purpose = lambda: purpose_of([self.told(number)])
-                g = total([before, g])
-            found[number] = g
-
         with at_line("") as place:
+            found = _Found(self, place)
             for number, g in zip(self.outputs, cotangents, strict=True):
-                add(number, g)
+                found.add(number, g)
             for node in reversed(self.tape):
-                own = [None if n is None else found.pop(n, None) for n in node.outputs]
+                own = [found.complete(n) for n in node.outputs]
                 if any(g is not None for g in own):
                     made = pulled(node, own, self.told, place)
                     for number, g in zip(node.inputs, made, strict=True):
-                        add(number, g)
-        return [None if n is None else found.get(n) for n in self.inputs]
+                        found.add(number, g)
+            return [found.complete(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Return the tangents of the results, given those of the arguments."""
@@ -291,6 +288,53 @@ class Recorded:
                 if number is not None and t is not None:
                     found[number] = t
         return [None if n is None else found.get(n) for n in self.outputs]
+
+
+@final
+class _Found:
+    """The cotangents that are known on the way back, by the numbers of their values.
+
+    Args:
+        run: what goes back.
+        place: where what is done says what for.
+    """
+
+    def __init__(self, run: Recorded, place: at_line) -> None:
+        self._run, self._place = run, place
+        self._whole: dict[int, Any] = {}
+        # In a body a value is widened without a word, and its cotangent summed over these axes:
+        # once, when all parts of it are there.
+        self._parts: dict[frozenset[str], dict[int, tuple[str, Any]]] = {}
+
+    def add(self, number: int | None, g: Any) -> None:
+        """Add to the cotangent of a value."""
+        if number is None or g is None:
+            return
+        axes = varying(g) - self._run.varies[number] if self._run.varies else None
+        if not axes:
+            self._whole[number] = self._sum(number, self._whole.get(number), g)
+            return
+        parts = self._parts.setdefault(axes, {})
+        _, before = parts.get(number, ("", None))
+        parts[number] = self._place.line, self._sum(number, before, g)
+
+    def _sum(self, number: int, before: Any, g: Any) -> Any:
+        if before is None:
+            return g
+        self._place.purpose = lambda: purpose_of([self._run.told(number)])
+        return total([before, g])
+
+    def complete(self, number: int | None) -> Any:
+        """Return the cotangent of a value, which nothing is added to any more; None for zero."""
+        if number is None:
+            return None
+        g = self._whole.pop(number, None)
+        for axes, parts in self._parts.items():
+            if number in parts:
+                self._place.line, part = parts.pop(number)
+                self._place.purpose = lambda: purpose_of([self._run.told(number)])
+                g = self._sum(number, g, narrowed(part, axes))
+        return g
 
 
 def recorded(
@@ -321,6 +365,7 @@ def recorded(
         [level.number(h) for h in handles],
         [level.number(h) for h in ends],
         level.told,
+        level.varies,
     )
 
 
