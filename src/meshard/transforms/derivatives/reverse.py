@@ -21,6 +21,9 @@ from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
 from meshard.transforms.program.program import Call, short_line
 
+Axes = frozenset[str]
+_NO_AXES: Axes = frozenset()
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Reverse(Level):
         self.told = Names()
         self._forward = forward
         self.tape: list[Node] = []
-        self.varies: dict[int, frozenset[str]] = {}
+        self.varies: dict[int, Axes] = {}
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._count = 0
 
@@ -256,7 +259,7 @@ class Recorded:
     inputs: list[int | None]
     outputs: list[int | None]
     told: Names
-    varies: Mapping[int, frozenset[str]]
+    varies: Mapping[int, Axes]
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
@@ -269,7 +272,7 @@ class Recorded:
                 if any(g is not None for g in own):
                     made = pulled(node, own, self.told, place)
                     for number, g in zip(node.inputs, made, strict=True):
-                        found.add(number, g)
+                        found.add(number, g, node.site.name)
             return [found.complete(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
@@ -294,6 +297,10 @@ class Recorded:
 class _Found:
     """The cotangents that are known on the way back, by the numbers of their values.
 
+    A cotangent of several parts is summed up by what these come from: products first with products,
+    whose partial sums jit then combines once. In a body a value is widened without a word, and its
+    cotangent summed over these axes: once, when all parts are there.
+
     Args:
         run: what goes back.
         place: where what is done says what for.
@@ -301,40 +308,46 @@ class _Found:
 
     def __init__(self, run: Recorded, place: at_line) -> None:
         self._run, self._place = run, place
-        self._whole: dict[int, Any] = {}
-        # In a body a value is widened without a word, and its cotangent summed over these axes:
-        # once, when all parts of it are there.
-        self._parts: dict[frozenset[str], dict[int, tuple[str, Any]]] = {}
+        self._parts: dict[int, dict[tuple[str, Axes], tuple[str, Any]]] = {}
 
-    def add(self, number: int | None, g: Any) -> None:
-        """Add to the cotangent of a value."""
+    def add(self, number: int | None, g: Any, origin: str = "") -> None:
+        """Add to the cotangent of a value.
+
+        Args:
+            number: the value's number; None for a constant.
+            g: what is added; None for zero.
+            origin: the operation that it comes from.
+        """
         if number is None or g is None:
             return
-        axes = varying(g) - self._run.varies[number] if self._run.varies else None
-        if not axes:
-            self._whole[number] = self._sum(number, self._whole.get(number), g)
-            return
-        parts = self._parts.setdefault(axes, {})
-        _, before = parts.get(number, ("", None))
-        parts[number] = self._place.line, self._sum(number, before, g)
+        axes = varying(g) - self._run.varies[number] if self._run.varies else _NO_AXES
+        parts = self._parts.setdefault(number, {})
+        before = parts.get((origin, axes))
+        if before is not None:
+            g = self._sum(number, [before[1], g])
+        parts[origin, axes] = self._place.line, g
 
-    def _sum(self, number: int, before: Any, g: Any) -> Any:
-        if before is None:
-            return g
+    def _sum(self, number: int, parts: Sequence[Any]) -> Any:
         self._place.purpose = lambda: purpose_of([self._run.told(number)])
-        return total([before, g])
+        return total(parts)
 
     def complete(self, number: int | None) -> Any:
         """Return the cotangent of a value, which nothing is added to any more; None for zero."""
-        if number is None:
+        parts = None if number is None else self._parts.pop(number, None)
+        if parts is None or number is None:
             return None
-        g = self._whole.pop(number, None)
-        for axes, parts in self._parts.items():
-            if number in parts:
-                self._place.line, part = parts.pop(number)
+        over: dict[Axes, list[Any]] = {}
+        for (_, axes), (line, g) in parts.items():
+            self._place.line = line
+            over.setdefault(axes, []).append(g)
+        found = []
+        for axes, own in over.items():
+            g = own[0] if len(own) == 1 else self._sum(number, own)
+            if axes:
                 self._place.purpose = lambda: purpose_of([self._run.told(number)])
-                g = self._sum(number, g, narrowed(part, axes))
-        return g
+                g = narrowed(g, axes)
+            found.append(g)
+        return found[0] if len(found) == 1 else self._sum(number, found)
 
 
 def recorded(
