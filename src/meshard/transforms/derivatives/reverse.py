@@ -23,6 +23,8 @@ from meshard.transforms.program.program import Call, short_line
 
 Axes = frozenset[str]
 _NO_AXES: Axes = frozenset()
+_Part = tuple[str, Axes]
+"""What parts of a cotangent come from, and the axes over which they are to be summed."""
 
 
 @final
@@ -308,7 +310,8 @@ class _Found:
 
     def __init__(self, run: Recorded, place: at_line) -> None:
         self._run, self._place = run, place
-        self._parts: dict[int, dict[tuple[str, Axes], tuple[str, Any]]] = {}
+        self._first: dict[int, tuple[_Part, str, Any]] = {}
+        self._more: dict[int, dict[_Part, tuple[str, Any]]] = {}
 
     def add(self, number: int | None, g: Any, origin: str = "") -> None:
         """Add to the cotangent of a value.
@@ -321,11 +324,16 @@ class _Found:
         if number is None or g is None:
             return
         axes = varying(g) - self._run.varies[number] if self._run.varies else _NO_AXES
-        parts = self._parts.setdefault(number, {})
-        before = parts.get((origin, axes))
-        if before is not None:
-            g = self._sum(number, [before[1], g])
-        parts[origin, axes] = self._place.line, g
+        key, line = (origin, axes), self._place.line
+        if number not in self._first:
+            self._first[number] = key, line, g
+            return
+        parts = self._more.setdefault(number, {})
+        if not parts:
+            first, *before = self._first[number]
+            parts[first] = tuple(before)
+        known = parts.get(key)
+        parts[key] = line, g if known is None else self._sum(number, [known[1], g])
 
     def _sum(self, number: int, parts: Sequence[Any]) -> Any:
         self._place.purpose = lambda: purpose_of([self._run.told(number)])
@@ -333,9 +341,14 @@ class _Found:
 
     def complete(self, number: int | None) -> Any:
         """Return the cotangent of a value, which nothing is added to any more; None for zero."""
-        parts = None if number is None else self._parts.pop(number, None)
-        if parts is None or number is None:
+        if number is None or number not in self._first:
             return None
+        key, line, g = self._first.pop(number)
+        parts = self._more.pop(number, None)
+        if parts is None:
+            if not key[1]:
+                return g
+            parts = {key: (line, g)}
         over: dict[Axes, list[Any]] = {}
         for (_, axes), (line, g) in parts.items():
             self._place.line = line
