@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding
@@ -14,8 +15,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.derivatives.shapes import dtype_of, shape_of
-from meshard.ops.engine.later import Advised, OfRow, at_run_time, when_laid_out
+from meshard.ops.engine.later import Advised, OfRow
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
@@ -29,6 +29,7 @@ from meshard.transforms.flow.positions import unplaced_value
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
     AlikeCall,
+    Around,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -103,35 +104,30 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
 
 
 def run_example(
-    name: str,
-    f: Callable[..., Sequence[Any]],
-    values: Sequence[Any],
-    flags: Flags,
-    size: int,
+    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any], size: int
 ) -> Found:
     """Write a function of one example down, and run it for all.
 
     Args:
         name: what messages call it.
         f: the function, from flat values to flat values.
-        values: its arguments.
-        flags: which of them have the new dim, in front.
+        values: its arguments, which have the new dim in front.
         size: its size, with the name by which the function knows the dim.
     """
     body = innermost()
     like: list[Any] = []
     if isinstance(body, Body):
         values = [body.lift(x) for x in values]
-    for x, has in zip(values, flags, strict=True):
-        shape = shape_of(x)[1:] if has else shape_of(x)
+    for x in values:
         if isinstance(body, Body):
-            local = local_type(body.scope, shape, x.dtype)
+            local = local_type(body.scope, x.shape[1:], x.dtype)
             like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
         else:
-            like.append(unplaced_value(shape, dtype_of(x)))
+            like.append(unplaced_value(x.shape[1:], x.dtype))
     with axis_bound(size.axis if isinstance(size, Examples) else None):
-        program, captured = sub_program(name, f, like)
-    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
+        program, captured = sub_program(name, f, like, by="vmap")
+    flags = [*[False] * len(captured), *[True] * len(values)]
+    return run_batched(program, [*captured, *values], flags, size)
 
 
 def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
@@ -177,25 +173,48 @@ def _made(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found
 
 
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
-    if isinstance(call.function, Advised):
-        return run_example(call.name, lambda *x: [call.function(*x)], operands, flags, size)
+    if _is_advised(call):
+        return _followed(call, operands, flags, size)
     given = every(operands, flags, size)
     if call.name == "sort" and "dim" not in call.params:  # of one dim
-        found = sorted_along(given, call.params["descending"])
-        return found, [True] * len(found)
+        results = sorted_along(given, call.params["descending"])
+    else:
+        results = _of_all(call, size).run(given)
+    return results, [True] * len(results)
+
+
+def _is_advised(call: Any) -> bool:
+    function = call.function
+    return isinstance(function.call.function if isinstance(function, Around) else function, Advised)
+
+
+def _of_all(call: WholeCall, size: int) -> WholeCall:
+    """Return a function of one example as one of all, whose operands all have the dim."""
+    if isinstance(call.function, Around):
+        return replace(call, function=call.function.of(_of_all(call.function.call, size)))
     params = dict(call.params)
-    if "dim" in params and len(operands) == 1:
+    if "dim" in params:
         params["dim"] += 1
     elif "work" in params:
         params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
     else:
-        assert call.name == "select", call.name
-    late = at_run_time if call.values else when_laid_out
-    made = late(call.name, call.function, *given, **params)
-    results = list(made) if call.several else [made]
-    return results, [True] * len(results)
+        assert call.name == "select", call.name  # of the last dim
+    return replace(call, params=params)
+
+
+def _followed(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Follow a function that may be worked out wherever its operands are."""
+
+    def one(*own: Any) -> list[Any]:
+        rest = iter(own)
+        given = [next(rest) if has else x for x, has in zip(operands, flags, strict=True)]
+        found: list[Any] = call.at_once(given)
+        return found
+
+    mapped = [x for x, has in zip(operands, flags, strict=True) if has]
+    return run_example(call.name, one, mapped, size)
 
 
 def flat_of(program: Program, size: int, flags: Flags) -> Callable[..., list[Any]]:
