@@ -66,8 +66,8 @@ def main():
         norms = meshard.multihost_utils.process_allgather(norms, tiled=True)
         found = np.isin(np.argsort(norms)[-16:], wrong).sum()
         read = float((scores.argmax(axis=1) == digits[1536:]).mean())
-        print(f"noise {noise}: reads {read:.1%} of the others; median gradient", end=" ")
-        print(f"{np.median(norms):.2f}; of the 16 longest {found} have a wrong label")
+        print(f"noise {noise}: reads {read:.1%} of the other digits rightly; of the 16 longest")
+        print(f"gradients {found} are of wrong labels; the median is {np.median(norms):.2f} long")
 
 
 if __name__ == "__main__":

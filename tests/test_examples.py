@@ -495,7 +495,8 @@ TRAINING = {
         "example.main(2, 2)",
         r"a device holds 162,728 bytes\n  batch   0: loss 4\.322\n  batch   1: loss 4\.\d{3}\n"
         r"Plan: 44 arrays(?s:.*)a device holds 711,944 bytes\n  batch   0: loss \d\.\d{3}\n"
-        r"  batch   1: loss (\d\.\d{3})\nBeautiful(?s:.{101})as the Zen has it: False\nlargest change .*: 0\.\d\d\n",
+        r"  batch   1: loss (\d\.\d{3})\nBeautiful(?s:.{101})as the Zen has it: False\n"
+        r"largest change .*: 0\.\d\d\n",
     ),
 }
 
