@@ -33,6 +33,7 @@ TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "t
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
+    | {"array_api"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.

@@ -94,6 +94,7 @@ _install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
+        array_api as array_api,
         checkpoint as checkpoint,
         debug as debug,
         elastic as elastic,
@@ -142,6 +143,7 @@ else:
         late=(
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
+            "meshard.array_api",
             "meshard.checkpoint",
             "meshard.debug",
             "meshard.elastic",

@@ -23,7 +23,7 @@ _DOORS = (
     *("meshard.nn", "meshard.random", "meshard.sharding", "meshard.debug", "meshard.tree"),
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
     *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
-    *("meshard.typing", "meshard.checkpoint"),
+    *("meshard.typing", "meshard.checkpoint", "meshard.array_api"),
     *(
         f"meshard.experimental.{name}"
         for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")
