@@ -93,7 +93,7 @@ def test_registered_helpers_know_arrays(helpers):
             found = extra.at(x)[2].set(9.0, xp=mnp)
             assert found[:3].tolist() == [0, 1, 9]
             assert found.sharding == x.sharding
-            assert extra.at(x)[x > 5].add(1.0, xp=mnp).tolist() == [0, 1, 2, 3, 4, 5, 7, 8]
+            assert extra.at(x)[x > 5].set(1.0, xp=mnp).tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
             np.testing.assert_array_equal(x, np.arange(8.0))
             jitted = meshard.jit(lambda t, at=extra.at: at(t)[2].multiply(10.0, xp=mnp))
             assert jitted(x)[2] == 20
