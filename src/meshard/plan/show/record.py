@@ -28,6 +28,7 @@ class Record:
         array: what moves, as in ``"float64[4,8]"``.
         received: the bytes that each device, by its id, receives from other devices.
         line: file and line of the user's program.
+        purpose: what it is for, if it is part of a derivative, as in ``"gradient of w"``.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Record:
     array: str
     received: Mapping[int, int]
     line: str
+    purpose: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -46,6 +48,15 @@ class Record:
     def bytes_per_device(self) -> int:
         """The most bytes that one device receives."""
         return max(self.received.values(), default=0)
+
+
+PURPOSE = "gradient of"
+"""The head of the column with what `purpose_text` returns."""
+
+
+def purpose_text(purpose: str) -> str:
+    """Return what something is for, as a table shows it."""
+    return purpose.replace("gradient of ", "").replace("gradients of ", "") or "-"
 
 
 @final
@@ -82,13 +93,18 @@ def records_table(records: Sequence[Record], *notes: str) -> str:
     """Return a table with one row for all similar communications of one line."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for r in records:
-        alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
+        alike = (
+            *(r.line, r.what, r.purpose, r.kind, r.axes, r.array),
+            *(r.total_bytes, r.bytes_per_device),
+        )
         groups.setdefault(alike, []).append(r)
     told = labels([r.line for r in records])
+    purposes = any(r.purpose for r in records)
     rows = [
         (
             told[r.line],
             r.what,
+            *[purpose_text(r.purpose)] * purposes,
             r.kind,
             ", ".join(r.axes) or "-",
             r.array or "-",
@@ -99,8 +115,10 @@ def records_table(records: Sequence[Record], *notes: str) -> str:
         for group in groups.values()
         for r in group[:1]
     ]
-    head = ("line", "operation", "kind", "axes", "array", "count", "per device", "total")
-    return Table(head, rows, "<<<<<>>>", notes, spare=("axes", "array", "per device")).text()
+    more = [PURPOSE] * purposes
+    head = ("line", "operation", *more, "kind", "axes", "array", "count", "per device", "total")
+    align = "<" * (5 + purposes) + ">>>"
+    return Table(head, rows, align, notes, spare=("axes", "array", "per device")).text()
 
 
 def host_table(records: Sequence[HostRecord]) -> str:

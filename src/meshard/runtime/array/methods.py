@@ -14,7 +14,7 @@ from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
 from meshard.runtime.array.numpy_protocol import array_function, array_ufunc
 from meshard.runtime.array.operators import ArrayOperators
-from meshard.runtime.doors import call, namespace
+from meshard.runtime.doors import bind, call, namespace
 from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
@@ -147,6 +147,11 @@ class ArrayMethods(Typed, ArrayOperators):
             )
         found = self == value
         return found if isinstance(found, bool) else bool(found.any())
+
+    def __pow__(self, other: ArrayLike) -> Self:
+        if type(other) is int and other == 2 and self._type.dtype.kind == "b":
+            return bind("square", self)  # as NumPy does: its dtype is not that of other powers
+        return super().__pow__(other)
 
     def copy(self) -> Self:
         """Return an equal array with the same sharding."""

@@ -28,14 +28,14 @@ from meshard.plan.show.record import (
     lines_table,
     records_table,
 )
-from meshard.runtime.callers import user_line
+from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.world import RuntimeWorld, here
 
 if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
 
 _TOTALS = ("total_bytes", "bytes_per_device", "received")
-_FIELDS = ("what", "kind", "axes", "array", "line", *_TOTALS)
+_FIELDS = ("what", "purpose", "kind", "axes", "array", "line", *_TOTALS)
 
 
 @final
@@ -81,9 +81,9 @@ class Ledger(Drawn):
         """Return totals and records as the text of a JSON object.
 
         Its keys are ``total_bytes``, ``bytes_per_device``, ``received`` and ``records``; each
-        record has ``what``, ``kind``, ``axes``, ``array``, ``line``, ``total_bytes``,
-        ``bytes_per_device`` and ``received``. If arrays were put together on the host, ``to_host``
-        lists these, each with ``what``, ``array``, ``nbytes`` and ``line``.
+        record has ``what``, ``purpose``, ``kind``, ``axes``, ``array``, ``line``,
+        ``total_bytes``, ``bytes_per_device`` and ``received``. If arrays were put together on the
+        host, ``to_host`` lists these, each with ``what``, ``array``, ``nbytes`` and ``line``.
         """
         found = {
             **fields(self, *_TOTALS),
@@ -171,11 +171,12 @@ class Ledger(Drawn):
     def _refusal(self, limit: str, used: int, record: Record, more: str) -> str:
         array = f" of {record.array}" if record.array else ""
         axes = f" along {', '.join(map(repr, record.axes))}" if record.axes else ""
+        purpose = f" ({record.purpose})" if record.purpose else ""
         text = (
             f"budget: the limit is {limit}, of which {used:,} are used, and {record.what} at "
-            f"{record.line} would move {more} ({record.kind}{array}{axes}). It was refused before "
-            "anything moved. Lay the operands out so that less moves, or raise the limit; "
-            "meshard.debug.ledger() shows every communication."
+            f"{record.line}{purpose} would move {more} ({record.kind}{array}{axes}). It was "
+            "refused before anything moved. Lay the operands out so that less moves, or raise the "
+            "limit; meshard.debug.ledger() shows every communication."
         )
         if not self.records:
             return f"{text} Nothing had moved before."
@@ -332,8 +333,8 @@ def _noted(
     crossing = [f for f in found if any(f[4].values())]
     if not crossing:
         return
-    line = user_line()
-    records = [Record(*f, line) for f in crossing]
+    place = user_line(), stated_purpose()
+    records = [Record(*f, *place) for f in crossing]
     for log in world.ledgers:
         log._check(records)
     for log in world.ledgers:
