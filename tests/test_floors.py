@@ -32,7 +32,8 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
-    | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing", "optim"}
+    | {"ad_checkpoint", "checkpoint_policies", "optim"}
+    | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.

@@ -94,7 +94,9 @@ _install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
+        ad_checkpoint as ad_checkpoint,
         checkpoint as checkpoint,
+        checkpoint_policies as checkpoint_policies,
         debug as debug,
         elastic as elastic,
         experimental as experimental,
@@ -117,7 +119,11 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.shard_map import shard_map as shard_map
     from meshard.transforms.batching.vmap import vmap as vmap
     from meshard.transforms.derivatives.arguments import float0 as float0
-    from meshard.transforms.derivatives.remat import remat as remat
+    from meshard.transforms.remat.remat import remat as remat
+    from meshard.transforms.custom.gradient import (
+        closure_convert as closure_convert,
+        custom_gradient as custom_gradient,
+    )
     from meshard.transforms.derivatives.custom import (
         custom_jvp as custom_jvp,
         custom_vjp as custom_vjp,
@@ -143,7 +149,9 @@ else:
         late=(
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
+            "meshard.ad_checkpoint",
             "meshard.checkpoint",
+            "meshard.checkpoint_policies",
             "meshard.debug",
             "meshard.elastic",
             "meshard.experimental",
@@ -165,7 +173,9 @@ else:
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
             "meshard.transforms.derivatives.arguments:float0",
-            "meshard.transforms.derivatives.remat:remat",
+            "meshard.transforms.remat.remat:remat",
+            "meshard.transforms.custom.gradient:closure_convert",
+            "meshard.transforms.custom.gradient:custom_gradient",
             "meshard.transforms.derivatives.custom:custom_jvp",
             "meshard.transforms.derivatives.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",

@@ -55,6 +55,8 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.ad_checkpoint.Residual": "a record: saved_residuals returns them",
+    "meshard.ad_checkpoint.SavedResiduals": "a record: saved_residuals returns it",
     "meshard.float0": "a dtype",
     "meshard.Shard": "a record: arrays hand them out",
     "meshard.__version__": "a text",
@@ -354,6 +356,10 @@ def explanation() -> meshard.debug.Explanation:
     return meshard.explain(lambda x: mnp.sum(x), array())
 
 
+def residuals() -> meshard.ad_checkpoint.SavedResiduals:
+    return meshard.ad_checkpoint.saved_residuals(lambda x: x * x, array())
+
+
 # Valid arguments, by the names of parameters. What has none is left out: its default is valid.
 BY_NAME: dict[str, Callable[[], Any]] = {
     "a": lambda: [0],
@@ -573,6 +579,32 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
             ]
         ),
     },
+    "meshard.ad_checkpoint.checkpoint_name": {"name": lambda: "here"},
+    "meshard.ad_checkpoint.print_saved_residuals": {"f": lambda: plus_one, "*args": array},
+    "meshard.ad_checkpoint.saved_residuals": {"f": lambda: plus_one, "*args": array},
+    **{
+        f"meshard.checkpoint_policies.{name}": {"prim": lambda: "sin"}
+        for name in vars(meshard.checkpoint_policies)
+        if name.startswith(("checkpoint_dots", "dots_", "everything_", "nothing_"))
+    },
+    "meshard.checkpoint_policies.save_from_both_policies": {
+        "policy_1": lambda: meshard.checkpoint_policies.dots_saveable,
+        "policy_2": lambda: meshard.checkpoint_policies.dots_saveable,
+    },
+    "meshard.closure_convert": {"fun": lambda: plus_one, "*example_args": array},
+    "meshard.custom_gradient": {"fun": lambda: with_its_gradient},
+    "meshard.lax.custom_linear_solve": {
+        "matvec": lambda: times_two,
+        "b": array,
+        "solve": lambda: halved,
+        "transpose_solve": lambda: halved,
+    },
+    "meshard.lax.custom_root": {
+        "f": lambda: plus_one,
+        "initial_guess": array,
+        "solve": lambda: lambda f, x: x - f(x),
+        "tangent_solve": lambda: lambda g, y: y,
+    },
     "meshard.custom_jvp": {"fun": lambda: plus_one},
     "meshard.custom_jvp.defjvp": {"jvp": lambda: pushed},
     "meshard.custom_jvp.defjvps": {"*jvps": lambda: times_two},
@@ -638,6 +670,8 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.ad_checkpoint.Residual": lambda: residuals().residuals[0],
+    "meshard.ad_checkpoint.SavedResiduals": lambda: residuals(),
     "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
     "meshard.custom_vjp": lambda: meshard.custom_vjp(plus_one),
     "meshard.Device": lambda: meshard.devices()[0],
@@ -696,6 +730,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 # What is done with the result of a call, where that is more than to look at it.
 AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.elastic.protect": lambda found: look_at(opened(found)),
+    "meshard.custom_gradient": lambda found: found(array()),
     "meshard.custom_jvp": lambda found: found(array()),
     "meshard.custom_vjp": lambda found: found(array()),
     "meshard.grad": lambda found: found(array()),
@@ -881,6 +916,14 @@ def plus_one(x: Any) -> Any:
 
 def times_two(x: Any, *more: Any) -> Any:
     return 2 * x
+
+
+def halved(f: Any, b: Any) -> Any:
+    return b / 2
+
+
+def with_its_gradient(x: Any) -> Any:
+    return x + 1, lambda g: g
 
 
 def summed(x: Any) -> Any:

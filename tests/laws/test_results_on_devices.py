@@ -49,7 +49,10 @@ Only the value that `full` repeats says it: that is a case of its own.
 OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
 """Methods that are about one shard, or end the array's life."""
 
-A_RESULT_PER_OPERAND = {"numpy.meshgrid", "numpy.broadcast_arrays"}
+A_RESULT_PER_OPERAND = {
+    *("numpy.meshgrid", "numpy.broadcast_arrays"),
+    *("numpy.atleast_1d", "numpy.atleast_2d", "numpy.atleast_3d"),
+}
 
 
 def _operands() -> dict[str, Any]:

@@ -24,7 +24,8 @@ _DOORS = (
     "meshard.tree",
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
     *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
-    *("meshard.typing", "meshard.checkpoint"),
+    *("meshard.typing", "meshard.checkpoint", "meshard.checkpoint_policies"),
+    "meshard.ad_checkpoint",
     *(
         f"meshard.experimental.{name}"
         for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")

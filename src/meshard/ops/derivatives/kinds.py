@@ -72,10 +72,13 @@ class Derivative:
     Attributes:
         apart: whether it finds the cotangent of each operand by itself, so that nothing is computed
             twice if it is asked for one after another.
+        kept_alone: whether it reads what was kept of the operation, neither operands nor results,
+            and takes None for cotangents that are zero.
     """
 
     __slots__ = ()
     apart: ClassVar[bool] = False
+    kept_alone: ClassVar[bool] = False
 
     def push(self, site: Site, tangents: Values) -> list[Any]:
         """Return the tangents of the results, given those of the operands."""

@@ -453,12 +453,12 @@ class _Kernel:
     def _combination(self, output: ArrayType) -> Combination:
         scatter = None if self.scatter is None else self.scatter[0]
         if self.world.process_count == 1:
-            return Combination(None, scatter)
+            return Combination(None, scatter, output)
         axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
         partials = Partials(
             self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
         )
-        return Combination(plan_reduction(self.world, partials, scatter), scatter)
+        return Combination(plan_reduction(self.world, partials, scatter), scatter, output)
 
     def _fold(self, output: ArrayType) -> Wire:
         """Return what crosses when partial results are combined."""

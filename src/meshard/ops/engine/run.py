@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -227,7 +227,7 @@ def run_kernel(
     """Return the blocks of each result, given the blocks that the kernel reads."""
     cells, casts = decision.cells, decision.dtypes.casts
     if decision.combination is not None:
-        found = _run_partial(decision, world, given)
+        found = _joined(decision, world, _partial_results(decision, world, given))
     else:
         results = run_cells(decision, world, given, decision.row.kernel)
         found = [
@@ -306,7 +306,8 @@ def _tasks(
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
     results: list[tuple[Any, ...]] = [()] * decision.cells.count
-    output = decision.outputs[0]
+    combination = decision.combination
+    output = decision.outputs[0] if combination is None else combination.type_
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
     shapes = output.layout.shapes
     if len(shapes) == 1:  # as in a body, where all cells are like the one
@@ -388,18 +389,43 @@ def _slabs(blocks: Sequence[Any], out: Block, count: int) -> list[tuple[list[Any
     ]
 
 
-def _run_partial(
+def run_sum(
+    decisions: Sequence[KernelDecision], world: RuntimeWorld, given: Sequence[Sequence[Any]]
+) -> list[Block | None]:
+    """Return the blocks of the sum of several operations that leave partial sums, combined once.
+
+    Args:
+        decisions: what the operations do: their cells and results are the same.
+        world: whose transport is used.
+        given: for each the blocks that its kernel reads.
+    """
+    parts = [_partial_results(d, world, g) for d, g in zip(decisions, given, strict=True)]
+    results = [(reduce(np.add, [x for (x,) in cell]),) for cell in zip(*parts, strict=True)]
+    (blocks,) = _joined(decisions[0], world, results)
+    return [as_block(b, decisions[0].dtypes.casts[0]) for b in blocks]
+
+
+def _partial_results(
     decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """Run the cells of a kernel that leaves partial results."""
+    law, combination = decision.row.partial, decision.combination
+    assert law is not None
+    assert combination is not None
+    near = law.near if combination.across is None else None
+    kernel = law.kernel or decision.row.kernel
+    return run_cells(decision, world, given, kernel if near is None else near[0])
+
+
+def _joined(
+    decision: KernelDecision, world: RuntimeWorld, results: Sequence[tuple[Any, ...]]
 ) -> list[list[Block | None]]:
-    """Run the cells and combine each group's partial results in mesh order."""
+    """Combine each group's partial results in mesh order."""
     law, cells, combination = decision.row.partial, decision.cells, decision.combination
     assert law is not None
     assert combination is not None
-    kernel, combine = law.kernel or decision.row.kernel, law.combine
-    if combination.across is None and law.near is not None:
-        kernel, combine = law.near
-    results = run_cells(decision, world, given, kernel)
     if combination.across is None:
+        combine = law.combine if law.near is None else law.near[1]
         joined = [combined(world, combine, [results[i] for i in g]) for g in cells.of_piece]
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)

@@ -291,7 +291,7 @@ ROWS: dict[str, Rule] = {
     **dict.fromkeys(
         ["qr", "qr_r", "svd", "svdvals", "select", "bitcast", "random_unwrap"], _as_it_is
     ),
-    **dict.fromkeys(["interp", "interpolate_at"], _first_only),
+    **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
     "contract": _contract,
     "reshape": _reshape,

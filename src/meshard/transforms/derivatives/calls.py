@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from meshard.algebra.spec import PartitionSpec
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import arange, zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
@@ -35,7 +34,6 @@ from meshard.transforms.program.calls import (
     MakeCall,
     NumberCall,
     ScanCall,
-    ShardMapCall,
     SwitchCall,
     WhileCall,
     WholeCall,
@@ -43,6 +41,7 @@ from meshard.transforms.program.calls import (
 from meshard.transforms.program.program import Call, Program, evaluate
 
 Flat = Callable[..., list[Any]]
+Moving = tuple[bool, ...]
 
 
 class CallRule:
@@ -52,8 +51,24 @@ class CallRule:
         """Return the derivative of a call."""
         raise NotImplementedError
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
-        """Run a call; return its results and what is kept for the way back."""
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
+        """Run a call; return its results and what is kept for its derivative.
+
+        Args:
+            call: the call.
+            values: its operands.
+            moving: which of them depend on the inputs.
+            forward: whether tangents are pushed later, rather than cotangents pulled.
+            names: what the operands are called; empty strings for those without a name.
+        """
+        return call.run(values), None
+
+    def forth(
+        self, call: Call, values: Values, tangents: Values
+    ) -> tuple[list[Any], list[Any] | None]:
+        """Run a call; return its results and their tangents, None if `push` finds these."""
         return call.run(values), None
 
 
@@ -375,7 +390,9 @@ class _Scans(CallRule):
 
         return _Turns(call.name, turn, captured, carry, xs, call.length, call.reverse)
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
         assert isinstance(call, ScanCall)
         last, results, carries = self._turns(call, values).saved()
         return [*last, *results], carries
@@ -401,7 +418,9 @@ class _Fors(CallRule):
             call.name, turn, captured, carry, [arange(lower, lower + length)], length, False
         )
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
         assert isinstance(call, ForCall)
         bounds = call.split_operands(values)[0]
         if not all(isinstance(x, int) for x in bounds):
@@ -529,78 +548,9 @@ class _Switches(CallRule):
         return _Switch(call)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Mapped(Derivative):
-    """The derivative of a `shard_map`: one of more values, by the specs that there were."""
-
-    call: ShardMapCall
-
-    def _body(self, count: int) -> Flat:
-        """Return the body as a function of what it captures, too."""
-        return lambda *cells: evaluate(self.call.body, cells[:count], cells[count:])
-
-    def _specs(self, captured: Sequence[Any]) -> list[PartitionSpec]:
-        return [*[PartitionSpec()] * len(captured), *self.call.in_specs]
-
-    def push(self, site: Site, tangents: Values) -> list[Any]:
-        captured, _ = self.call.split_operands(site.operands)
-        ins, count = self._specs(captured), len(site.operands)
-        moves = _full(tangents, site.operands)
-        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
-        outs = [
-            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
-        ]
-        body = self._body(len(captured))
-
-        def forth(*cells: Any) -> list[Any]:
-            return forth_through(self.call.name, body, cells[:count], cells[count:])[1]
-
-        mapped = self.call.remapped((*ins, *own), outs, forth)
-        return _spread(mapped(*site.operands, *moves), site.results)
-
-    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-        captured, _ = self.call.split_operands(site.operands)
-        ins, count = self._specs(captured), len(site.operands)
-        given = _full(cotangents, site.results)
-        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
-        outs = [
-            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
-        ]
-        body = self._body(len(captured))
-
-        def back(*cells: Any) -> list[Any]:
-            results, pull = followed_again(self.call.name, body, cells[:count], site.names)
-            told = [
-                _once(g, y, s)
-                for g, y, s in zip(cells[count:], _moving(results), outs, strict=True)
-            ]
-            return _full(pull(_spread(told, results)), cells[:count])
-
-        mapped = self.call.remapped((*ins, *outs), own, back)
-        return _spread(mapped(*site.operands, *given), site.operands)
-
-
-def _once(g: Any, y: Any, spec: PartitionSpec) -> Any:
-    """Return a cotangent on the first device only along axes of which the spec takes only that."""
-    named = {a for dim in spec.axes(g.ndim) for a in dim}
-    rest = tuple(sorted(varying(y) - named))
-    if not rest:
-        return g
-    return bind("where", bind("equal", bind("axis_index", axes=rest), 0), g, 0)
-
-
-@final
-class _Maps(CallRule):
-    def of(self, call: Call) -> Derivative:
-        assert isinstance(call, ShardMapCall)
-        return _Mapped(call)
-
-
 CALLS.update(
     {
         AlikeCall: _Alike(),
-        ShardMapCall: _Maps(),
         ConstraintCall: _Constraint(),
         ArrayCall: _Number(),
         MakeCall: _Made(),

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.ops.array.create import zeros_like
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, Values
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
 from meshard.ops.derivatives.shapes import shrunk
 from meshard.ops.engine.each import of_one
 from meshard.runtime.doors import bind
 from meshard.transforms.batching.vmap import vmap
-from meshard.transforms.derivatives.reverse import transposed
+from meshard.transforms.derivatives.reverse import cotangents_of
 from meshard.transforms.derivatives.rules import EACH, derivative_of
 
 
@@ -64,7 +63,8 @@ class _Each(Derivative):
         missing: list[bool] = []
 
         def one(operands: list[Any], results: list[Any], given: list[Any]) -> list[Any]:
-            found = _pulled(self._site(operands, results), given, wanted)
+            inner = self._site(operands, results)
+            found = cotangents_of(derivative_of(inner, None), inner, given, wanted)
             missing[:] = [g is None for g in found]
             return [g for g in found if g is not None]
 
@@ -74,26 +74,6 @@ class _Each(Derivative):
             None if no else shrunk(next(found), x)
             for no, x in zip(missing, site.operands, strict=True)
         ]
-
-
-def _pulled(site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-    """Return the cotangents of a row's operands."""
-    derivative = derivative_of(site, None)
-    if not isinstance(derivative, Tangents):
-        return derivative.pull(site, cotangents, wanted)
-    places = [i for i, want in enumerate(wanted) if want]
-
-    def forward(*tangents: Any) -> list[Any]:
-        given: list[Any] = [None] * len(site.operands)
-        for i, t in zip(places, tangents, strict=True):
-            given[i] = t
-        return derivative.push(site, given)
-
-    found = transposed(forward, [zeros_like(site.operands[i]) for i in places], cotangents)
-    result: list[Any] = [None] * len(site.operands)
-    for i, g in zip(places, found, strict=True):
-        result[i] = g
-    return result
 
 
 def _of_each(site: Site) -> Derivative:

@@ -8,16 +8,16 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-import meshard.transforms.derivatives.calls
-import meshard.transforms.derivatives.each  # noqa: F401  (they fill the tables of calls and rows)
+import meshard.transforms.derivatives.each
+import meshard.transforms.derivatives.mapped  # noqa: F401  (they fill the tables of calls and rows)
 from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
 from meshard.runtime import trees
-from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import at_line
 from meshard.runtime.moving.place import as_array
+from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.arguments import (
     Flattened,
     check_input,
@@ -171,7 +171,7 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
 
 def _one(y: Any) -> Any:
     """Return one as the cotangent of a number."""
-    return ones_like(y) if isinstance(y, Traced) else as_array(np.ones((), y.dtype))
+    return ones_like(y) if isinstance(y, Grid) else as_array(np.ones((), y.dtype))
 
 
 def _like(fun: Any, what: str) -> Callable[[F], F]:

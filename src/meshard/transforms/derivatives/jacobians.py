@@ -228,7 +228,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         "linearize", f, primals, {}, range(len(primals)), flag_of(has_aux, "linearize", "has_aux")
     )
     what = f"linearize of {flat.name!r}"
-    run = recorded(what, flat, flat.leaves, flat.names)
+    run = recorded(what, flat, flat.leaves, flat.names, forward=True)
     own, aux = flat.split(run.results)
     out_tree = flat.out_tree
 

@@ -6,15 +6,16 @@ What ran is kept on a tape, and gone through from its end.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
 from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.derivatives.laid_out import wished_like
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
 from meshard.transforms.program.program import Call, short_line
@@ -41,15 +42,41 @@ class Node:
 
 
 @final
+class Names:
+    """What the values on a tape are called, by their numbers."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[str, str]] = {}
+
+    def give(self, number: int, name: str, line: str = "") -> None:
+        """Name a value after an argument, or after the operation on a line that makes it."""
+        self._names[number] = name, line
+
+    def __call__(self, number: int | None) -> str:
+        """Return what a value is called; nothing if it has no name."""
+        name, line = self._names.get(number or 0, ("", ""))
+        return f"{name} at {short_line(line)}" if line else name
+
+
+@final
 class Reverse(Level):
     """Keeps a tape of all operations that depend on its inputs.
 
+    Args:
+        name: what messages call the function.
+        forward: whether tangents are pushed through the tape, rather than cotangents pulled back.
+
     Attributes:
         tape: the operations, in order.
+        told: what the values are called.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, forward: bool = False) -> None:
         super().__init__(name)
+        self.told = Names()
+        self._forward = forward
         self.tape: list[Node] = []
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._count = 0
@@ -74,17 +101,21 @@ class Reverse(Level):
         if number is not None:
             self._numbers[id(fresh)] = fresh, number
 
-    def input(self, value: Any) -> Any:
+    def input(self, value: Any, name: str) -> Any:
         """Return an argument as a value of this level."""
         if not differentiable(value):
             return value
         handle = self.entered(value)
-        self._new(handle)
+        self.told.give(self._new(handle), name)
         return handle
 
-    def run_call(self, call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Run a call below; return its results and what is kept for the way back."""
-        return run_call(call, values)
+    def run_call(
+        self, call: Call, values: Sequence[Any], handles: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and what is kept for the derivative."""
+        numbers = list(map(self.number, handles))
+        moving = [n is not None for n in numbers]
+        return run_call(call, values, moving, self._forward, list(map(self.told, numbers)))
 
     def follow(self, site: Site, call: Call | None, handles: Sequence[Any]) -> list[Any]:
         """Put an operation on the tape."""
@@ -94,21 +125,24 @@ class Reverse(Level):
         made: list[Any] = []
         outputs: list[int | None] = []
         inputs = tuple(map(self.number, handles))
+        line = user_line()
         for result in site.results:
             if differentiable(result):
                 handle = result if self.body is not None else Dual(self.recorder, result)
-                outputs.append(self._new(handle))
+                number = self._new(handle)
+                self.told.give(number, site.name, line)
+                outputs.append(number)
                 made.append(handle)
             else:
                 outputs.append(None)
                 made.append(result)
-        self.tape.append(Node(site, derivative, inputs, tuple(outputs), user_line()))
+        if derivative.kept_alone:
+            site = replace(site, operands=(), results=())
+        self.tape.append(Node(site, derivative, inputs, tuple(outputs), line))
         return made
 
 
-def pulled(
-    node: Node, cotangents: Sequence[Any], told: Callable[[int], str], place: at_line
-) -> list[Any]:
+def pulled(node: Node, cotangents: Sequence[Any], told: Names, place: at_line) -> list[Any]:
     """Return the cotangents of an operation's operands.
 
     Args:
@@ -140,19 +174,30 @@ def purpose_of(names: Sequence[str]) -> str:
 
 
 def _pulled(
-    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], told: Callable[[int], str]
+    node: Node, cotangents: Sequence[Any], wanted: Sequence[bool], told: Names
 ) -> list[Any]:
     """Return the cotangents of some operands."""
     site = node.site
+    if node.derivative.kept_alone:
+        return node.derivative.pull(site, cotangents, wanted)
     whole = [
         zeros_like(y) if g is None and n is not None else g
         for g, y, n in zip(cotangents, site.results, node.outputs, strict=True)
     ]
-    if isinstance(node.derivative, Tangents):
-        return _transposed_formula(node.derivative, site, whole, wanted)
     if not node.derivative.apart:  # what it runs says for itself what for
-        site = replace(site, names=["" if n is None else told(n) for n in node.inputs])
-    return node.derivative.pull(site, whole, wanted)
+        site = replace(site, names=list(map(told, node.inputs)))
+        return cotangents_of(node.derivative, site, whole, wanted)
+    with wished_like(site.operands[wanted.index(True)]):
+        return cotangents_of(node.derivative, site, whole, wanted)
+
+
+def cotangents_of(
+    derivative: Derivative, site: Site, cotangents: Sequence[Any], wanted: Sequence[bool]
+) -> list[Any]:
+    """Return the cotangents of the operands that are wanted, given those of all results."""
+    if isinstance(derivative, Tangents):
+        return _transposed_formula(derivative, site, cotangents, wanted)
+    return derivative.pull(site, cotangents, wanted)
 
 
 def _transposed_formula(
@@ -197,29 +242,14 @@ class Recorded:
         tape: the operations.
         inputs: the number of each argument on the tape; None for constants.
         outputs: the same for the results.
-        names: what the arguments are called; empty strings for those without a name.
+        told: what the values are called.
     """
 
     results: list[Any]
     tape: list[Node]
     inputs: list[int | None]
     outputs: list[int | None]
-    names: Sequence[str] = ()
-
-    @cached_property
-    def _told(self) -> dict[int, str]:
-        found = {
-            n: f"{node.site.name} at {short_line(node.line)}"
-            for node in self.tape
-            for n in node.outputs
-            if n is not None
-        }
-        given = zip(self.inputs, self.names, strict=False)
-        return found | {n: name for n, name in given if n is not None}
-
-    def told(self, number: int) -> str:
-        """Return what a value on the tape is called; nothing if it has no name."""
-        return self._told.get(number, "")
+    told: Names
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results."""
@@ -268,6 +298,8 @@ def recorded(
     f: Callable[..., Sequence[Any]],
     values: Sequence[Any],
     names: Sequence[str] = (),
+    *,
+    forward: bool = False,
 ) -> Recorded:
     """Call a function, and keep what it did.
 
@@ -276,17 +308,19 @@ def recorded(
         f: from flat values to flat values.
         values: arrays and numbers. For those that are not differentiable there is no derivative.
         names: what the values are called, where what is done says what for.
+        forward: whether tangents are pushed through it later, rather than cotangents pulled back.
     """
-    level = Reverse(name)
+    level = Reverse(name, forward)
     with level.active():
-        handles = [level.input(x) for x in values]
+        called = itertools.chain(names, itertools.repeat(""))
+        handles = [level.input(x, name) for x, name in zip(values, called, strict=False)]
         ends = list(f(*handles))
     return Recorded(
         [level.left(h) for h in ends],
         level.tape,
         [level.number(h) for h in handles],
         [level.number(h) for h in ends],
-        names,
+        level.told,
     )
 
 

@@ -46,10 +46,38 @@ def derivative_of(site: Site, call: Call | None) -> Derivative:
     return found
 
 
-def run_call(call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Run a call; return its results and what is kept for its derivative."""
+def run_call(
+    call: Call,
+    values: Sequence[Any],
+    moving: Sequence[bool],
+    forward: bool,
+    names: Sequence[str] = (),
+) -> tuple[list[Any], Any]:
+    """Run a call; return its results and what is kept for its derivative.
+
+    Args:
+        call: the call.
+        values: its operands.
+        moving: which of them depend on the inputs.
+        forward: whether tangents are pushed later, rather than cotangents pulled.
+        names: what the operands are called; empty strings for those without a name.
+    """
     rule = CALLS.get(type(call))
-    return (call.run(values), None) if rule is None else rule.run(call, values)
+    if rule is None:
+        return call.run(values), None
+    found: tuple[list[Any], Any] = rule.run(call, values, tuple(moving), forward, names)
+    return found
 
 
-__all__ = ["CALLS", "EACH", "FLAT", "derivative_of", "run_call"]
+def push_call(
+    call: Call, values: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any] | None]:
+    """Run a call; return its results and their tangents, None if they are found afterwards."""
+    rule = CALLS.get(type(call))
+    if rule is None:
+        return call.run(values), None
+    found: tuple[list[Any], list[Any] | None] = rule.forth(call, values, tangents)
+    return found
+
+
+__all__ = ["CALLS", "EACH", "FLAT", "derivative_of", "push_call", "run_call"]

@@ -447,11 +447,18 @@ class KeptCall:
         program: what it does.
         rule: from this call to what its derivative is.
         name: what listings call it.
+        again: runs it, as one call where operations are written down or followed.
     """
 
     program: Program
     rule: Callable[[Any], Any]
     name: str
+    again: Callable[[KeptCall, Sequence[Any]], list[Any]]
+
+    @property
+    def captures(self) -> int:
+        """How many values it captures."""
+        return len(self.program.captured)
 
     @property
     def programs(self) -> Sequence[tuple[str, Program]]:
@@ -469,8 +476,7 @@ class KeptCall:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Run it."""
-        captured, given = self.split_operands(operands)
-        return evaluate(self.program, captured, given)
+        return self.again(self, operands)
 
 
 def opened(program: Program) -> Program:

@@ -120,6 +120,7 @@ class Program:
         eqns: the operations, in order.
         outputs: the results.
         name: what it is called in listings.
+        made: what was made of it, by whoever made it: it goes with the program.
     """
 
     captured: tuple[Var, ...]
@@ -127,7 +128,7 @@ class Program:
     eqns: tuple[Eqn, ...]
     outputs: tuple[Atom, ...]
     name: str = "program"
-    _checked: bool = field(default=False, compare=False, repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def numbers(self) -> dict[Var, int]:

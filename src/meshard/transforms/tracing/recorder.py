@@ -59,14 +59,14 @@ class Tracer(AbstractArray):
     def _concrete(self, what: str) -> Any:
         if self.recorder.closed:
             raise ConcretizationError(self._stray())
-        root = self.recorder.root
+        writer = self.recorder.writer
         raise ConcretizationError(
-            f"{what} needs the value of {self._told()}, which is traced by {root.by} of "
-            f"{root.name!r} and has none yet: it is {self.origin}, and stands for "
-            f"{_STANDS_FOR[root.by]}. The value is asked for at "
+            f"{what} needs the value of {self._told()}, which is traced by {writer.by} of "
+            f"{writer.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{_STANDS_FOR[writer.by]}. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
             "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument "
-            f"{_OTHERWISE[root.by]}."
+            f"{_OTHERWISE[writer.by]}."
         )
 
     def _placed(self, sharding: Any, what: str) -> Any:
@@ -74,8 +74,8 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that {self.recorder.root.by} of "
-            f"{self.recorder.root.name!r} traced, and that "
+            f"{self._told()} is a value that {self.recorder.writer.by} of "
+            f"{self.recorder.writer.name!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -98,7 +98,10 @@ class Recorder:
         closed: whether the function has returned.
         nested: for each jitted function that is part of this one its traces that hold only here.
         numbers: numbers for what must be told apart in the outermost function.
+        follows: whether it follows code that runs, rather than writing it down.
     """
+
+    follows = False
 
     def __init__(self, name: str, parent: Recorder | None = None, by: str = "jit") -> None:
         self.name = name
@@ -113,6 +116,12 @@ class Recorder:
         self._captures: dict[int, tuple[Any, Var]] = {}
         self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
+
+    @property
+    def writer(self) -> Recorder:
+        """The recorder of the outermost function that is traced, around this one."""
+        around = self.parent
+        return self if around is None or around.follows else around.writer
 
     @property
     def root(self) -> Recorder:
@@ -157,7 +166,7 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self.encloses(value.recorder):
+        if isinstance(value, Tracer) and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var

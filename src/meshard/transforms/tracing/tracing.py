@@ -13,6 +13,7 @@ from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type, weak_of
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.in_place import writing
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
 from meshard.runtime.moving.place import as_array, home
@@ -264,4 +265,6 @@ def traced(
     finally:
         recorder.closed = True
     assert all(type(x) is Array for x in captured), captured
+    if writing():  # constants stay what they are
+        captured = [x.copy() for x in captured]
     return program, captured, rest
