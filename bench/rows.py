@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from bench import (
+    rows_derivatives,
     rows_foundation,
     rows_interop,
     rows_jit,
@@ -20,6 +21,7 @@ GROUPS: Mapping[str, Sequence[Row]] = {
     "planning": rows_planning.ROWS,
     "programs": rows_programs.ROWS,
     "jitted": rows_jit.ROWS,
+    "gradients": rows_derivatives.ROWS,
     "random": rows_random.ROWS,
     "processes": rows_ranks.ROWS,
 }

@@ -162,7 +162,7 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
     return dict(found)
 
 
-LARGE_ONLY = {"again", "checkpoint_name", "clip"}
+LARGE_ONLY = {"again", "checkpoint_name", "clip", "random_gamma_slope"}
 """Rows of large blocks, and of gradients, which these programs lack; see test_elementwise.py."""
 
 

@@ -44,6 +44,30 @@ def cheapest(
     return best
 
 
+def cheapest_in_place(
+    world: RuntimeWorld, way: Way, preferred: Preferred, arrays: Sequence[int]
+) -> Decision:
+    """Return the way to run an operation that moves least, wherever its results go from there.
+
+    Of what is preferred only that counts for which no operand moves: that a sum is scattered. The
+    arguments are those of `cheapest`.
+    """
+    best, leader = way((), None), None
+    if isinstance(best, MoveDecision):
+        return best
+    for leading in arrays if best.wires and len(arrays) > 1 else ():
+        decision = way((), leading)
+        assert isinstance(decision, KernelDecision)
+        if _bytes(world, decision) < _bytes(world, best):
+            best, leader = decision, leading
+    if best.combination is None or not any(preferred):
+        return best
+    found = way(preferred, leader)
+    assert isinstance(found, KernelDecision)
+    stays = found.operands == best.operands and found.combination is not None
+    return found if stays and _bytes(world, found) < _bytes(world, best) else best
+
+
 def _ways(preferred: Preferred, arrays: Sequence[int]) -> Iterator[tuple[Preferred, int | None]]:
     """Yield the ways to run an operation besides that which follows its operands.
 
@@ -63,10 +87,10 @@ def _ways(preferred: Preferred, arrays: Sequence[int]) -> Iterator[tuple[Preferr
             yield from ((preferred, i) for i in arrays)
 
 
-def _bytes(world: RuntimeWorld, decision: KernelDecision, preferred: Preferred) -> int:
+def _bytes(world: RuntimeWorld, decision: KernelDecision, preferred: Preferred = ()) -> int:
     """Return the bytes that an operation moves, and its results' way to where they go."""
     wires = list(decision.wires)
-    for kind, sharding in zip(decision.outputs, preferred, strict=True):
+    for kind, sharding in zip(decision.outputs, preferred, strict=False):
         if sharding is not None and sharding != kind.sharding:
             target = world.type_of(kind.shape, kind.dtype, sharding, True)
             if not kind.unplaced and target.layout != kind.layout:

@@ -309,6 +309,8 @@ def _tasks(
     combination = decision.combination
     output = decision.outputs[0] if combination is None else combination.type_
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
+    if decision.combination is not None and decision.combination.scatter is not None:
+        pooled = False  # what a cell gives is larger than what a device keeps of the sum
     shapes = output.layout.shapes
     if len(shapes) == 1:  # as in a body, where all cells are like the one
         shapes *= decision.cells.count

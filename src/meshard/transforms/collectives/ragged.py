@@ -34,6 +34,7 @@ from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
+from meshard.transforms.collectives.agreement import agree_on_collective
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
     Groups,
@@ -50,7 +51,6 @@ from meshard.transforms.collectives.rows import (
     kept_axes,
     piece_meshes,
 )
-from meshard.transforms.jit.agreements import agree_on_collective
 
 Axes = tuple[str, ...]
 Tables = Mapping[int, Any]

@@ -8,7 +8,7 @@ branches lowered for the layouts of their carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, final
@@ -16,7 +16,7 @@ from typing import Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.array.elementwise import AGAIN
-from meshard.ops.engine.cheapest import cheapest
+from meshard.ops.engine.cheapest import cheapest, cheapest_in_place
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
@@ -104,16 +104,31 @@ def lower(
         return best
     least = _moved(best)
     found = preferences(program, follow.kinds, results)
-    for preferred in (found, {}) if least else (found,):
-        if preferred or least:
-            other = _Lowering(world, program, given, donated, decisions, preferred).lowered(
-                results, place
-            )
-            cost = _moved(other)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and preferred):
-                best, least = other, cost
+    guides = [_Guide(found, cheapest)] if found else []
+    if least:
+        guides.append(_Guide(found, cheapest_in_place))
+    for guide in guides:
+        other = _Lowering(world, program, given, donated, decisions, guide)
+        lowered = other.lowered(results, place)
+        cost = _moved(lowered)
+        # What is split costs less work than what every device computes.
+        if cost < least or (cost == least and guide.choose is cheapest):
+            best, least = lowered, cost
     return best
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Guide:
+    """What leads a lowering that does not only follow the operands.
+
+    Attributes:
+        preferred: how values had better be laid out.
+        choose: chooses a way to run an operation, given what is preferred.
+    """
+
+    preferred: Mapping[Var, NamedSharding]
+    choose: Callable[..., Decision]
 
 
 def _moved(executable: Executable) -> int:
@@ -170,11 +185,11 @@ class _Lowering:
         given: Sequence[Kind],
         donated: Sequence[int] | None,
         decisions: _Decisions,
-        preferred: Mapping[Var, NamedSharding] | None = None,
+        guide: _Guide | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
-        self._preferred = preferred
+        self._guide = guide
         self._decisions = decisions
         self.program = program
         self.given = tuple(given)
@@ -273,11 +288,12 @@ class _Lowering:
             return best
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
-        if self._preferred is None:
+        guide = self._guide
+        if guide is None:
             return best
-        preferred = [self._preferred.get(v) for v in eqn.outputs]
+        preferred = [guide.preferred.get(v) for v in eqn.outputs]
         arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
-        return cheapest(self.world, partial(self._way, eqn, kinds), preferred, arrays)
+        return guide.choose(self.world, partial(self._way, eqn, kinds), preferred, arrays)
 
     def _way(
         self,
@@ -431,7 +447,8 @@ class _Lowering:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
-        preferred = None if call.asked or not self._preferred else self._preferred.get(output)
+        guide = self._guide
+        preferred = None if call.asked or guide is None else guide.preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
         returned = zip(self.program.outputs, results or repeat(None), strict=False)
         # What is returned as it comes has the layout that it would have outside.

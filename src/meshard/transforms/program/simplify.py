@@ -15,6 +15,7 @@ import numpy as np
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.doors import Params
 from meshard.transforms.program.calls import ConstraintCall
+from meshard.transforms.program.needed import without_unneeded
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var
 
 
@@ -26,12 +27,7 @@ def simplified(program: Program) -> tuple[Program, list[int]]:
     """
     eqns, outputs = _shared(program)
     eqns = _merged(eqns, outputs)
-    eqns = _needed(eqns, outputs)
-    used = {x for e in eqns for x in e.inputs if isinstance(x, Var)}
-    used |= {x for x in outputs if isinstance(x, Var)}
-    kept = [i for i, v in enumerate(program.captured) if v in used]
-    captured = tuple([program.captured[i] for i in kept])
-    return Program(captured, program.inputs, tuple(eqns), tuple(outputs), program.name), kept
+    return without_unneeded(replace(program, eqns=tuple(eqns), outputs=tuple(outputs)))
 
 
 def _key(atom: Atom) -> Any:
@@ -88,14 +84,3 @@ def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
             eqn = replace(eqn, inputs=(x,))
         found.append(eqn)
     return found
-
-
-def _needed(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
-    """Leave out what nobody reads."""
-    needed = {x for x in outputs if isinstance(x, Var)}
-    found = []
-    for eqn in reversed(eqns):
-        if any(v in needed for v in eqn.outputs):
-            needed.update(x for x in eqn.inputs if isinstance(x, Var))
-            found.append(eqn)
-    return found[::-1]

@@ -59,14 +59,14 @@ class Tracer(AbstractArray):
     def _concrete(self, what: str) -> Any:
         if self.recorder.closed:
             raise ConcretizationError(self._stray())
-        writer = self.recorder.writer
+        traced = self.recorder.traced
         raise ConcretizationError(
-            f"{what} needs the value of {self._told()}, which is traced by {writer.by} of "
-            f"{writer.name!r} and has none yet: it is {self.origin}, and stands for "
-            f"{_STANDS_FOR[writer.by]}. The value is asked for at "
+            f"{what} needs the value of {self._told()}, which is traced by {traced.by} of "
+            f"{traced.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{_STANDS_FOR[traced.by]}. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
             "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument "
-            f"{_OTHERWISE[writer.by]}."
+            f"{_OTHERWISE[traced.by]}."
         )
 
     def _placed(self, sharding: Any, what: str) -> Any:
@@ -74,8 +74,8 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that {self.recorder.writer.by} of "
-            f"{self.recorder.writer.name!r} traced, and that "
+            f"{self._told()} is a value that {self.recorder.traced.by} of "
+            f"{self.recorder.traced.name!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -118,10 +118,10 @@ class Recorder:
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
 
     @property
-    def writer(self) -> Recorder:
-        """The recorder of the outermost function that is traced, around this one."""
+    def traced(self) -> Recorder:
+        """That of the outermost function that is traced, around this one."""
         around = self.parent
-        return self if around is None or around.follows else around.writer
+        return self if around is None or around.follows else around.traced
 
     @property
     def root(self) -> Recorder:

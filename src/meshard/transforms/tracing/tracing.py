@@ -22,6 +22,7 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.body.body import COLLECTIVES, Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import MakeCall, WholeCall
+from meshard.transforms.program.needed import without_unneeded
 from meshard.transforms.program.program import Kind, Program
 from meshard.transforms.tracing.abstract import types_only, written_type
 from meshard.transforms.tracing.recorder import Recorder, Tracer
@@ -209,6 +210,8 @@ def sub_program(
 ) -> tuple[Program, list[Any]]:
     """Return a part of the function at hand as a program of its own, and what it captures.
 
+    Operations that no result needs are left out.
+
     Args:
         name: what the part is called.
         f: from values to the values that it returns.
@@ -229,9 +232,11 @@ def sub_program(
         given.append(value)
     try:
         with _written(recorder, varies):
-            return recorder.finish(f(*given))
+            program, captured = recorder.finish(f(*given))
     finally:
         recorder.closed = True
+    needed, kept = without_unneeded(program)
+    return needed, [captured[i] for i in kept]
 
 
 def traced(
