@@ -189,6 +189,9 @@ def test_its_bytes_are_those_of_the_run():
         with ledger() as log:
             f(*args)
         told = (found.total_bytes, found.bytes_per_device)
+        if not found.exact:  # positions decide
+            assert 0 < log.total_bytes <= found.total_bytes, f"{name}\n{found}\n{log}"
+            continue
         assert told == (log.total_bytes, log.bytes_per_device), f"{name}\n{found}\n{log}"
         assert {d: n for d, n in found.received.items() if n} == {
             d: n for d, n in log.received.items() if n
@@ -253,6 +256,8 @@ def test_line_by_line_and_kind_by_kind():
             f(*args)
             with ledger() as log:
                 f(*args)
+            if not found.exact:
+                continue
             assert by_kind(found.steps) == records(log), f"{name}\n{found}\n{log}"
             assert found.by_line() == log.by_line()
 
@@ -537,7 +542,8 @@ def test_the_table_the_json_and_the_page_agree(tmp_path):
             assert [w["text"] for w in value["warnings"]] == list(map(str, found.warnings))
             assert len(value["steps"]) == len(found.steps)
             text = str(found)
-            assert f"bytes moved                {found.total_bytes:,}" in text, name
+            most = "" if all(s.exact for s in found.steps) else "<= "
+            assert f"bytes moved                {most}{found.total_bytes:,}" in text, name
             assert max(map(len, text.split("\n"))) <= 120, text
             assert text.count("\nwarning: ") + text.count("\nnote: ") == len(found.warnings)
             path = tmp_path / "page.html"

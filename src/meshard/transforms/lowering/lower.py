@@ -323,7 +323,8 @@ class _Lowering:
         scattered = decision.combination is not None and decision.combination.scatter is not None
         preferred = [o.sharding if scattered else None for o in decision.outputs]
         now = self._way(eqn, after, preferred)
-        assert isinstance(now, KernelDecision)
+        if not isinstance(now, KernelDecision):
+            return eqn, decision
         if any(now.moves) or now.outputs != decision.outputs:
             return eqn, decision
         return replace(eqn, inputs=tuple(inputs)), now
