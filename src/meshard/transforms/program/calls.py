@@ -479,9 +479,16 @@ class KeptCall:
         return self.again(self, operands)
 
 
+def _stops(eqn: Eqn) -> bool:
+    return eqn.name == "stop_gradient" and eqn.call is None
+
+
 def opened(program: Program) -> Program:
-    """Return a program in which calls that keep a function together are what that does."""
-    if not any(isinstance(e.call, KeptCall) for e in program.eqns):
+    """Return a program without what only derivatives heed.
+
+    Calls that keep a function together are what that does, and `stop_gradient` is gone.
+    """
+    if not any(isinstance(e.call, KeptCall) or _stops(e) for e in program.eqns):
         return program
     known: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
@@ -491,6 +498,9 @@ def opened(program: Program) -> Program:
 
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
+        if _stops(eqn):
+            known[eqn.outputs[0]] = inputs[0]
+            continue
         if not isinstance(eqn.call, KeptCall):
             eqns.append(replace(eqn, inputs=inputs))
             continue
