@@ -307,9 +307,9 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Ar
     return weights / bind("where", total == 0, 1.0, total)
 
 
-def _top(x: Any, axis: Axis) -> Any:
-    """Return the maximum, which is only taken off: results do not depend on it."""
-    top = max_(x, axis, keepdims=True)
+def _top(value: Any, axis: Axis) -> Any:
+    """Return the maxima, which are taken off and do not change what comes out: nor do slopes."""
+    top = max_(value, axis, keepdims=True)
     return bind("stop_gradient", top) if is_traced(top) else top
 
 

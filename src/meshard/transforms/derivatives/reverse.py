@@ -7,7 +7,7 @@ What ran is kept on a tape, and gone through from its end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -263,13 +263,18 @@ class Recorded:
     told: Names
     varies: Mapping[int, Axes]
 
-    def pull(self, cotangents: Sequence[Any]) -> list[Any]:
-        """Return the cotangents of the arguments, given those of the results."""
+    def pull(self, cotangents: Sequence[Any], last: bool = False) -> list[Any]:
+        """Return the cotangents of the arguments, given those of the results.
+
+        Args:
+            cotangents: those of the results; None for zero.
+            last: whether nobody asks again: then each operation is let go of when it is done.
+        """
         with at_line("") as place:
             found = _Found(self, place)
             for number, g in zip(self.outputs, cotangents, strict=True):
                 found.add(number, g)
-            for node in reversed(self.tape):
+            for node in _popped(self.tape) if last else reversed(self.tape):
                 own = [found.complete(n) for n in node.outputs]
                 if any(g is not None for g in own):
                     made = pulled(node, own, self.told, place)
@@ -293,6 +298,12 @@ class Recorded:
                 if number is not None and t is not None:
                     found[number] = t
         return [None if n is None else found.get(n) for n in self.outputs]
+
+
+def _popped(tape: list[Node]) -> Iterator[Node]:
+    """Yield the operations from the end, which are no longer on the tape."""
+    while tape:
+        yield tape.pop()
 
 
 @final

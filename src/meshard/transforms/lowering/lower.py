@@ -7,6 +7,7 @@ branches lowered for the layouts of their carries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
 from meshard.ops.fused.segment_compiled import runner_of
+from meshard.ops.row import Op
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -72,7 +74,7 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
-from meshard.tuning import PACKED_CELLS
+from meshard.tuning import LARGE, PACKED_CELLS
 
 Results = Sequence[Kind | Sharding | None] | None
 """For each result the sharding that was asked for, or its whole type."""
@@ -142,6 +144,11 @@ def _moved(executable: Executable) -> int:
 _Decisions = dict[Any, Decision]
 
 
+def _size(x: Var) -> int:
+    assert isinstance(x.aval, ArrayType)
+    return math.prod(x.aval.shape) * x.aval.dtype.itemsize
+
+
 @final
 class _Group:
     """Operations that become one step."""
@@ -205,8 +212,14 @@ class _Lowering:
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+        self._fence = -1
         self._waiting: dict[Var, WaitingSum] = {}
         self._uses = uses_of(program)
+        self._readers: dict[Var, list[Eqn]] = {}
+        for eqn in program.eqns:
+            for x in eqn.inputs:
+                if isinstance(x, Var):
+                    self._readers.setdefault(x, []).append(eqn)
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
@@ -364,6 +377,8 @@ class _Lowering:
         group = _Group(run)
         group.wires = decision.wires
         self._add(group, eqn, decision.outputs)
+        if isinstance(decision.row, Op) and decision.row.style != "view":
+            self._fence = len(self._groups) - 1
 
     def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
         group.eqns.append(eqn)
@@ -386,6 +401,8 @@ class _Lowering:
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
         # What is computed again is so where the way back needs it, not as soon as it could be.
         earliest = len(self._groups) - 1 if eqn.name == AGAIN else 0
+        if self._waits(eqn):
+            earliest = self._fence + 1
         level = self._level_of_segment(part, names, earliest)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
@@ -397,6 +414,22 @@ class _Lowering:
         group.line = group.line or eqn.line
         self._set(eqn.outputs[0], part.output, level)
         return True
+
+    def _waits(self, eqn: Eqn) -> bool:
+        """Whether less is kept, until a result is read, if it is computed late.
+
+        That is so where it is large and its operands are kept for others, as for slopes on the way
+        back: then it does not join what ran before the last product, or sum between devices.
+        """
+        size = _size(eqn.outputs[0])
+        read = {x for x in eqn.inputs if isinstance(x, Var)}
+        return size >= LARGE and size > sum(_size(x) for x in read if self._ends_with(x, eqn))
+
+    def _ends_with(self, x: Var, eqn: Eqn) -> bool:
+        """Whether an operation is the only reader of a value but for those that run with it."""
+        level = self._level.get(x)
+        others = [v for e in self._readers[x] if e is not eqn for v in e.outputs]
+        return level is not None and all(self._level.get(v) == level for v in others)
 
     def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:
         """Return where the first segment is that an operation can join; the end if none is."""

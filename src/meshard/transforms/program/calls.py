@@ -479,16 +479,16 @@ class KeptCall:
         return self.again(self, operands)
 
 
-def _stops(eqn: Eqn) -> bool:
-    return eqn.name == "stop_gradient" and eqn.call is None
+def _is_stop(eqn: Eqn) -> bool:
+    return eqn.call is None and eqn.name == "stop_gradient" and isinstance(eqn.inputs[0], Var)
 
 
 def opened(program: Program) -> Program:
-    """Return a program without what only derivatives heed.
+    """Return a program in which what only derivatives look at is gone.
 
-    Calls that keep a function together are what that does, and `stop_gradient` is gone.
+    Calls that keep a function together are what that does, and a stopped gradient is the value.
     """
-    if not any(isinstance(e.call, KeptCall) or _stops(e) for e in program.eqns):
+    if not any(isinstance(e.call, KeptCall) or _is_stop(e) for e in program.eqns):
         return program
     known: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
@@ -498,7 +498,7 @@ def opened(program: Program) -> Program:
 
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
-        if _stops(eqn):
+        if _is_stop(eqn):
             known[eqn.outputs[0]] = inputs[0]
             continue
         if not isinstance(eqn.call, KeptCall):
