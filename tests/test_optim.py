@@ -136,7 +136,7 @@ def test_states_and_updates_are_laid_out_like_the_parameters() -> None:
 def test_a_donated_state_is_overwritten() -> None:
     def program() -> None:
         mesh = meshard.make_mesh((4, 2), ("x", "y"))
-        big = meshard.device_put(np.ones((1024, 1024)), NamedSharding(mesh, P("x", "y")))
+        big = meshard.device_put(np.ones((2048, 1024)), NamedSharding(mesh, P("x", "y")))
         optimizer = optim.sgd(0.1, momentum=0.9)
 
         def update(gradient: Any, state: Any) -> Any:

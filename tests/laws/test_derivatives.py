@@ -123,7 +123,7 @@ BY_HAND: list[Operation] = [
     Operation("pseudo_inverse", (), (np.ones((2, 4, 3)), np.ones((2, 3, 4)))),
     Operation("random_gamma_slope", (), (np.ones((2, 3)), np.ones((2, 3)))),
     Operation("clip", (), (np.ones((3, 4)), np.ones(()), np.ones(4))),
-    Operation("interpolate_at", (), (np.ones((3, 2)), np.ones((3, 2)), np.ones(2))),
+    Operation("interpolate", (), (np.ones((3, 2)), np.ones((3, 2)), np.ones(2))),
     Operation("flat", (("cuts", None),), (np.ones((2, 3)),)),
     Operation("take_positions", (("dims", ((1, ((2, 0, 2, 1),)),)),), (np.ones((2, 3)),)),
     Operation(

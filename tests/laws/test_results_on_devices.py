@@ -39,7 +39,8 @@ MADE_OF_NUMBERS = (
     "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
-    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize"
+    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize "
+    "numpy.writeable"
 )
 """Functions of shapes, dtypes and numbers, which do not say where the result lies.
 
@@ -49,7 +50,10 @@ Only the value that `full` repeats says it: that is a case of its own.
 OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
 """Methods that are about one shard, or end the array's life."""
 
-A_RESULT_PER_OPERAND = {"numpy.meshgrid", "numpy.broadcast_arrays"}
+A_RESULT_PER_OPERAND = {
+    *("numpy.meshgrid", "numpy.broadcast_arrays"),
+    *("numpy.atleast_1d", "numpy.atleast_2d", "numpy.atleast_3d"),
+}
 
 
 def _operands() -> dict[str, Any]:

@@ -203,6 +203,9 @@ def _union(kinds: list[_Kind | None]) -> _Kind | None:
     return _Kind(allowed, accept, *frozenset().union(*[kind.quick for kind in known]))
 
 
+_ADVICE = {"out": "Arrays are immutable; use what the function returns."}
+"""What to write instead of arguments that NumPy's functions have and none can take here."""
+
 _PLURAL = {"True or False": "bools"}
 _TUPLES = {2: "a pair", 3: "a triple"}
 
@@ -292,9 +295,10 @@ def _checked(function: Callable[..., Any], advice: dict[str, str]) -> Callable[.
         try:
             return kinds[name].accept(value, what, name)
         except (ArgumentError, DtypeError) as error:
-            if name not in advice:
+            told = advice.get(name, _ADVICE.get(name))
+            if told is None:
                 raise
-            raise type(error)(f"{error} {advice[name]}") from None
+            raise type(error)(f"{error} {told}") from None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

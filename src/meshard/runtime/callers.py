@@ -22,7 +22,7 @@ Purpose = str | Callable[[], str]
 
 _stated: ContextVar[at_line | None] = ContextVar("meshard_line", default=None)
 
-_CALLED = ("optree", "contextlib", "functools")
+_CALLED = ("optree", "contextlib", "functools", "numpy")
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
 _USERS = "meshard.cli"
 
@@ -39,6 +39,14 @@ def user_line() -> str:
     while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return place_text(frame.f_code.co_filename, frame.f_lineno)
+
+
+def frames_below_user() -> int:
+    """Return how many frames are between the caller and the user's, both counted: a stack level."""
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def place_text(file: str, line: int) -> str:

@@ -225,7 +225,6 @@ BINARY: dict[str, tuple[Any, Any]] = {
     ),
     "nextafter": (1.0, None),
     "heaviside": (None, lambda y, a, b: o.equal(a, 0)),
-    "interpolate": (lambda y, a, b, part: 1.0 - part, lambda y, a, b, part: part),
 }
 """For each row of two operands its partial derivatives, from the result and the operands."""
 
@@ -265,7 +264,7 @@ OTHERS: dict[str, Derivative] = {
             lambda y, x, low, high: o.less(high, x),
         )
     ),
-    "interpolate_at": Partials(
+    "interpolate": Partials(
         (
             lambda y, a, b, part: o.subtract(1, part),
             lambda y, a, b, part: part,

@@ -392,4 +392,4 @@ def _mean(new: Any, mean: Any, stays: float) -> Any:
 
 def _square(x: Any) -> Any:
     x = asarray(x)
-    return (bind("absolute", x) if x.dtype.kind == "c" else x) ** 2
+    return bind("square", bind("absolute", x) if x.dtype.kind == "c" else x)

@@ -151,11 +151,11 @@ def _check_kind(name: str, kind: str | None) -> None:
 def sort(
     a: ArrayLike,
     axis: int | None = -1,
+    kind: str | None = None,
+    order: None = None,
     *,
     descending: bool = False,
     stable: bool | None = True,
-    kind: str | None = None,
-    order: None = None,
 ) -> Array:
     """Return the array sorted along a dim; NaN counts as the greatest.
 
@@ -166,10 +166,10 @@ def sort(
     Args:
         a: the array.
         axis: the dim; None for the flat array.
-        descending: whether the greatest comes first.
-        stable: accepted as in the standard; equal elements always keep their order.
         kind: accepted as in NumPy; the kernel chooses.
         order: accepted as in NumPy; arrays have no fields.
+        descending: whether the greatest comes first.
+        stable: accepted as in the standard; equal elements always keep their order.
 
     Raises:
         ArgumentError: if ``axis`` names no dim.
@@ -188,11 +188,11 @@ def sort(
 def argsort(
     a: ArrayLike,
     axis: int | None = -1,
+    kind: str | None = None,
+    order: None = None,
     *,
     descending: bool = False,
     stable: bool | None = True,
-    kind: str | None = None,
-    order: None = None,
 ) -> Array:
     """Return the positions that would sort the array along a dim; equal elements keep their order.
 
@@ -220,7 +220,13 @@ def _partitioned(name: str, a: Any, kth: Any, axis: int | None) -> Any:
 
 
 @checked
-def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
+def partition(
+    a: ArrayLike,
+    kth: int | Sequence[int],
+    axis: int | None = -1,
+    kind: str = "introselect",
+    order: None = None,
+) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     All elements are in order, so that the result is the same in every layout.
@@ -229,6 +235,8 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
         a: the array.
         kth: the position, or several.
         axis: the dim; None for the flat array.
+        kind: ``"introselect"``, the only one that NumPy knows.
+        order: accepted as in NumPy; arrays have no fields.
 
     Raises:
         ArgumentError: if ``kth`` is not a position of the dim.
@@ -237,17 +245,25 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
     >>> int(mnp.partition(mnp.asarray([3, 9, 5, 1]), 1)[1])
     3
     """
+    choice_of(kind, ("introselect",), "partition", "kind")
     return _partitioned("partition", a, kth, axis)
 
 
 @checked
-def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
+def argpartition(
+    a: ArrayLike,
+    kth: int | Sequence[int],
+    axis: int | None = -1,
+    kind: str = "introselect",
+    order: None = None,
+) -> Array:
     """Return the positions that would `partition` the array.
 
     >>> import meshard.numpy as mnp
     >>> mnp.argpartition(mnp.asarray([30, 10, 20]), 0)[0].item()
     1
     """
+    choice_of(kind, ("introselect",), "argpartition", "kind")
     return _partitioned("argpartition", a, kth, axis)
 
 
@@ -356,7 +372,7 @@ register(
 
 @checked
 def searchsorted(
-    a: ArrayLike, v: ArrayLike, /, side: str = "left", sorter: ArrayLike | None = None
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None
 ) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 

@@ -59,6 +59,24 @@ def purpose_text(purpose: str) -> str:
     return purpose.replace("gradient of ", "").replace("gradients of ", "") or "-"
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """One array that was put together on the host.
+
+    Attributes:
+        what: who asked for it, as in ``"np.asarray"``.
+        array: what it was, as in ``"float64[4,8]"``.
+        nbytes: its bytes.
+        line: file and line of the user's program.
+    """
+
+    what: str
+    array: str
+    nbytes: int
+    line: str
+
+
 def labels(lines: Sequence[str]) -> dict[str, str]:
     """Return the names of lines in a table, with as few folders as distinguish the files."""
     paths = {line: re.split(r"[/\\]", line.rpartition(":")[0]) for line in lines}
@@ -101,6 +119,23 @@ def records_table(records: Sequence[Record], *notes: str) -> str:
     head = ("line", "operation", *more, "kind", "axes", "array", "count", "per device", "total")
     align = "<" * (5 + purposes) + ">>>"
     return Table(head, rows, align, notes, spare=("axes", "array", "per device")).text()
+
+
+def host_table(records: Sequence[HostRecord]) -> str:
+    """Return a table of what went to the host, with one row for all alike of one line."""
+    groups: dict[HostRecord, int] = {}
+    for r in records:
+        groups[r] = groups.get(r, 0) + 1
+    told = labels([r.line for r in records])
+    rows = [
+        (told[r.line], r.what, r.array, f"{count:,}", amount_text(count * r.nbytes))
+        for r, count in groups.items()
+    ]
+    total = bytes_text(sum(r.nbytes for r in records))
+    note = f"{len(records):,} put together on the host, {total}"
+    return Table(
+        ("line", "to the host by", "array", "count", "total"), rows, "<<<>>", (note,)
+    ).text()
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:

@@ -8,7 +8,7 @@ and compute their bodies again on the way back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.errors import DerivativeError
@@ -27,6 +27,7 @@ from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
     AlikeCall,
+    Around,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -191,30 +192,48 @@ class _Whole(Derivative):
         found: list[Any] = call(f"{self.call.name} ({name})", f, *operands)
         return found
 
-    def _function(self, *given: Any) -> list[Any]:
-        found = self.call.function(*given, **self.call.params)
-        return list(found) if self.call.several else [found]
-
     def push(self, site: Site, tangents: Values) -> list[Any]:
-        own, count = list(site.operands), len(site.operands)
-
-        def forth(*given: Any) -> list[Any]:
-            return forth_through(self.call.name, self._function, given[:count], given[count:])[1]
-
-        given = [as_array(x) for x in own]
+        given = [as_array(x) for x in site.operands]
+        forth = _Through(self.call, len(given), True)
         found = self._late("tangents", forth, *given, *_full(tangents, given))
         return _spread(found, site.results)
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-        count = len(site.operands)
-
-        def back(*given: Any) -> list[Any]:
-            own, g = given[:count], given[count:]
-            return back_through(self.call.name, self._function, own, g, site.names)
-
         given = [as_array(x) for x in site.operands]
+        back = _Through(self.call, len(given), False, tuple(site.names))
         found = self._late("back", back, *given, *_full(cotangents, site.results))
         return _spread(found, given)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Through(Around):
+    """What pushes tangents through a function, or pulls cotangents back.
+
+    Attributes:
+        call: the function.
+        count: how many of the operands are its own.
+        forward: whether the others are tangents.
+        names: what its own are called.
+    """
+
+    call: WholeCall
+    count: int
+    forward: bool
+    names: tuple[str, ...] = ()
+
+    def of(self, call: WholeCall) -> Around:
+        return replace(self, call=call)
+
+    def __call__(self, *given: Any) -> list[Any]:
+        own, moved = given[: self.count], given[self.count :]
+
+        def flat(*values: Any) -> list[Any]:
+            return self.call.at_once(values)
+
+        if self.forward:
+            return forth_through(self.call.name, flat, own, moved)[1]
+        return back_through(self.call.name, flat, own, moved, self.names)
 
 
 @final

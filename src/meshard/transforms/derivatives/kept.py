@@ -24,6 +24,7 @@ from meshard.transforms.batching.programs import every, flat_of
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid
+from meshard.transforms.body.mapped_axes import Examples
 from meshard.transforms.derivatives.calls import CallRule, Moving, _full, _spread, forth_through
 from meshard.transforms.derivatives.levels import LevelRecorder, differentiable
 from meshard.transforms.derivatives.reverse import followed_again
@@ -233,11 +234,13 @@ class _MappedRule:
 
     rule: Rule
     flags: tuple[bool, ...]
-    size: int
+    size: Examples
 
     def _mapped(self, f: Callable[..., Any], *values: Any, shared: int) -> Any:
         axes = [0 if has else None for has in self.flags[:shared]]
-        return vmap(f, in_axes=(axes, *[0] * (len(values) - 1)), axis_size=self.size)(*values)
+        name = None if self.size.axis is None else self.size.axis.name
+        every_one = (axes, *[0] * (len(values) - 1))
+        return vmap(f, in_axes=every_one, axis_name=name, axis_size=self.size)(*values)
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""
@@ -282,7 +285,7 @@ class _MappedRule:
 def _batched(call: Any, operands: list[Any], flags: list[bool], size: int) -> Any:
     run = flat_of(call.program, size, flags)
     inner = call.rule(call)
-    rule = _MappedRule(inner, tuple(flags), size)
+    rule = _MappedRule(inner, tuple(flags), size if isinstance(size, Examples) else Examples(size))
     if isinstance(inner, OfProgram):
         found = kept_call(call.name, run, call.rule, operands)
     else:

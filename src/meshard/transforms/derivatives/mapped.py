@@ -68,28 +68,26 @@ class _Split:
 
     def _joint(self, values: Values) -> tuple[Program, list[Any]]:
         """Return the body and its derivative as one program, and the values that it captures."""
+        found: list[tuple[Program, list[Any]]] = []
 
-        def both(*cells: Any) -> list[list[Any]]:
-            results, ends = self._both(list(cells))
+        def both(*cells: Any) -> list[Any]:
+            inside = innermost()
+            assert isinstance(inside, Body)
+            assert inside.recorder is not None
+            results, ends = self._both(list(cells), inside)
             self._ends = [x is not None for x in ends]
-            return [results, [x for x in ends if x is not None]]
-
-        # It never runs, so it matters not how what it gives would be joined.
-        outs: Any = [list(self._call.out_specs), PartitionSpec()]
-        mapped = self._call.remapped(self._ins, outs, both)
+            every = [*results, *[x for x in ends if x is not None]]
+            found.append(inside.recorder.finish([inside.lift(x) for x in every]))
+            return results
 
         def flat(*given: Any) -> list[Any]:
-            results, ends = mapped(*given)
-            return [*results, *ends]
+            self._call.remapped(self._ins, list(self._call.out_specs), both)(*given)
+            return []
 
-        around, captured = sub_program(self._call.name, flat, values)
-        eqn = next(e for e in around.eqns if isinstance(e.call, ShardMapCall))
-        assert isinstance(eqn.call, ShardMapCall)
-        known = dict(zip(around.captured, captured, strict=True))
-        given = eqn.inputs[: len(eqn.call.body.captured)]
-        return eqn.call.body, [known[x] for x in given if isinstance(x, Var)]
+        sub_program(self._call.name, flat, values)
+        return found[-1]
 
-    def _both(self, cells: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _both(self, cells: list[Any], inside: Body) -> tuple[list[Any], list[Any]]:
         """Return the results of the body, and tangents of these or cotangents of what moves."""
         body, name = self._call.body, self._call.name
         count = len(body.captured)
@@ -103,8 +101,6 @@ class _Split:
         told = [self._names[i] for i in self._places] if self._names else []
         own = [cells[i] for i in self._places]
         run = recorded(name, f, own, told, forward=self._forward)
-        inside = innermost()
-        assert isinstance(inside, Body)
         if self._forward:
             return run.results, run.push([_late(inside, cells[i], None) for i in self._places])
         given: list[Any] = []

@@ -5,12 +5,13 @@ In: what ran. Out: its derivative.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshard.errors import DerivativeError
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused, Site
 from meshard.ops.derivatives.table import DERIVATIVES, LATE
+from meshard.ops.engine.each import SUFFIX
 from meshard.runtime.callers import user_line
 from meshard.transforms.derivatives.collectives import COLLECTIVES
 from meshard.transforms.program.calls import WholeCall
@@ -22,6 +23,8 @@ _UNKNOWN = Refused(
 )
 CALLS: dict[type[Any], Any] = {}
 """The derivative of each kind of call; written while this room is imported."""
+EACH: list[Callable[[Site], Derivative]] = []
+"""What finds the derivative of a row for many examples; written while this room is imported."""
 
 
 def derivative_of(site: Site, call: Call | None) -> Derivative:
@@ -30,7 +33,9 @@ def derivative_of(site: Site, call: Call | None) -> Derivative:
     Raises:
         DerivativeError: if it has none.
     """
-    if call is None:
+    if call is None and site.name.endswith(SUFFIX):
+        found = EACH[0](site)
+    elif call is None:
         found = COLLECTIVES.get(site.name) or DERIVATIVES.get(site.name, _UNKNOWN)
     elif isinstance(call, WholeCall) and site.name in LATE:
         found = LATE[site.name]
@@ -75,4 +80,4 @@ def push_call(
     return found
 
 
-__all__ = ["CALLS", "FLAT", "derivative_of", "push_call", "run_call"]
+__all__ = ["CALLS", "EACH", "FLAT", "derivative_of", "push_call", "run_call"]

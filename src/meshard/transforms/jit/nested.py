@@ -26,6 +26,7 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.mapped_axes import mapped_axes
 from meshard.transforms.derivatives.levels import Level
 from meshard.transforms.jit.derived import jitted_call
 from meshard.transforms.jit.programs import Programs
@@ -117,6 +118,7 @@ def result_of(
         leaves: the flat arguments: arrays, values of the program, and Python numbers.
         origins: what each is, for messages.
     """
+    key = (*key, *mapped_axes().items())
     recorder, body = recording_around(), innermost()
     inside = body if isinstance(body, Body) else None
     kinds: list[Any] = []
@@ -139,9 +141,9 @@ def result_of(
     values = (*found.captured, *_variables(given, inside))
     if recorder is None or is_abstract():
         results = _types(found.program, values)
-    elif (level := following()) is not None:
+    elif following() is not None or (inside is None and recorder.runs):
         told = [x.removeprefix("the argument ") for x in origins]
-        results = level.called(jitted_call(found.program, name, told), values)
+        results = jitted_call(found.program, name, told).run(values)
     else:
         results = recorder.copied(found.program, values)
     return trees.unflatten(found.tree, results)

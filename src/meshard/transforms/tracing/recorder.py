@@ -26,6 +26,16 @@ from meshard.transforms.body.scope import GridKind
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program, Var
 
+_STANDS_FOR = {
+    "jit": "every value that the program will be run with",
+    "vmap": "the values of all examples",
+}
+_OTHERWISE = {
+    "jit": "that rarely changes, name it in static_argnums or static_argnames",
+    "vmap": "that all examples share, give it None in in_axes",
+}
+"""By the transformation: what a value without data is, and what to do about an argument."""
+
 
 @bounded
 class Tracer(AbstractArray):
@@ -49,13 +59,14 @@ class Tracer(AbstractArray):
     def _concrete(self, what: str) -> Any:
         if self.recorder.closed:
             raise ConcretizationError(self._stray())
+        traced = self.recorder.traced
         raise ConcretizationError(
-            f"{what} needs the value of {self._told()}, which is traced by jit of "
-            f"{self.recorder.traced!r} and has none yet: it is {self.origin}, and stands for "
-            "every value that the program will be run with. The value is asked for at "
+            f"{what} needs the value of {self._told()}, which is traced by {traced.by} of "
+            f"{traced.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{_STANDS_FOR[traced.by]}. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
-            "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument that "
-            "rarely changes, name it in static_argnums or static_argnames."
+            "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument "
+            f"{_OTHERWISE[traced.by]}."
         )
 
     def _placed(self, sharding: Any, what: str) -> Any:
@@ -63,7 +74,8 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that jit of {self.recorder.traced!r} traced, and that "
+            f"{self._told()} is a value that {self.recorder.traced.by} of "
+            f"{self.recorder.traced.name!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -80,6 +92,7 @@ class Recorder:
     Args:
         name: the function that is traced.
         parent: the recorder of the code around it; None at the top.
+        by: what messages call the transformation.
 
     Attributes:
         closed: whether the function has returned.
@@ -90,8 +103,9 @@ class Recorder:
 
     follows = False
 
-    def __init__(self, name: str, parent: Recorder | None = None) -> None:
+    def __init__(self, name: str, parent: Recorder | None = None, by: str = "jit") -> None:
         self.name = name
+        self.by = by
         self.parent = parent
         self.closed = False
         self.nested: dict[Any, dict[Any, Any]] = {}
@@ -104,10 +118,15 @@ class Recorder:
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
 
     @property
-    def traced(self) -> str:
-        """The outermost function that is traced, around this one."""
+    def runs(self) -> bool:
+        """Whether what it writes down runs afterwards, on arrays, operation by operation."""
+        return self.by == "vmap" and (self.parent is None or self.parent.runs)
+
+    @property
+    def traced(self) -> Recorder:
+        """That of the outermost function that is traced, around this one."""
         around = self.parent
-        return self.name if around is None or around.follows else around.traced
+        return self if around is None or around.follows else around.traced
 
     @property
     def root(self) -> Recorder:
@@ -242,6 +261,14 @@ class Recorder:
             sharding.layout(x.shape)  # refuses what cannot be laid out so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
+
+    def close(self) -> None:
+        """Let go of all values: what still has one of them asks in vain from now on."""
+        self.closed = True
+        for known in (self._vars, self._captures, self.nested):
+            known.clear()
+        if self.parent is None:
+            self._origins.clear()
 
     def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:
         """Return the program, and the values from around it that it captures."""
