@@ -337,7 +337,6 @@ DIFFERENT = {
     "vjp int out int": "integers have cotangents of dtype float0",
     "jacrev allow_int": "the same",
     "transpose int": "the same",
-    "jvp rule out shape": "the value is that of the function, not of its rule",
     "jvp rule not callable": "refused at once",
     "custom_jvp not callable": "refused at once",
     "vjp defvjp none": "refused at once",

@@ -35,7 +35,7 @@ from meshard.transforms.derivatives.arguments import (
     type_text,
     value_of,
 )
-from meshard.transforms.derivatives.kept import kept_call
+from meshard.transforms.derivatives.kept import BothAtOnce, kept_call
 from meshard.transforms.derivatives.levels import differentiable
 from meshard.transforms.derivatives.linear import first_nonlinear
 from meshard.transforms.derivatives.reverse import recorded
@@ -250,13 +250,14 @@ class custom_jvp(_Custom):
 
 
 @final
-class _Forward:
+class _Forward(BothAtOnce):
     """The derivative of a function with a rule for tangents."""
 
     def __init__(self, owner: custom_jvp, args: _Args, call: Any) -> None:
         self.owner, self.args, self.call = owner, args, call
 
-    def _rule(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+    def forth(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+        """Return what the user's rule gives: results and their tangents."""
         own, name = self.args, self.owner._name
         if self.owner._jvp is None:
             raise DerivativeError(
@@ -289,11 +290,11 @@ class _Forward:
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""
-        return self._rule(values, tangents)[1]
+        return self.forth(values, tangents)[1]
 
     def begin(self, values: Values) -> tuple[list[Any], Any]:
         """Return the results."""
-        return self._rule(values, [None] * len(values))[0], ()
+        return self.forth(values, [None] * len(values))[0], ()
 
     def pull(
         self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
