@@ -55,6 +55,9 @@ WITHOUT_A_MODEL = {
         *("numpy.empty", "numpy.empty_like", "numpy.from_dlpack", "random.key", "random.PRNGKey"),
         "lax.with_sharding_constraint",
     },
+    "they take functions that solve equations; see test_custom_rules": {
+        *("lax.custom_linear_solve", "lax.custom_root"),
+    },
     "drawn by test_numpy_names": {f"numpy.{name}" for name in EXPRESSIONS} - CASES.keys(),
     "drawn by what their results make": {f"numpy.linalg.{n}" for n in ("eig", "eigh", "eigvals")},
 }
@@ -163,7 +166,9 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
     return dict(found)
 
 
-LARGE_ONLY = {"again", "checkpoint_name", "clip", "random_gamma_slope"}
+LARGE_ONLY = {
+    *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope")
+}
 """Rows of large blocks, and of gradients, which these programs lack; see test_elementwise.py."""
 
 
