@@ -177,6 +177,6 @@ def gradient_svg(axis: str, spec: P, used: P, sums: str) -> str:
             parts.append(element("path", d=line, stroke_width=1.4, **look))
     foot = ABOVE + len(devices) * high + 8
     if sums:
-        parts.append(label(left, foot, "Pale: the part of the sum that is due to its own examples."))
+        parts.append(label(left, foot, "Faint: only what its own examples add to the sum."))
     told = f"A weight kept by {spec}, its gradient, and what is sent in between"
     return picture(left + 3 * STAGE + TILE + 24, foot + 14, told, parts, sheet=True)
