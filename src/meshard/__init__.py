@@ -95,6 +95,7 @@ _install_namespace("meshard.numpy")
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
         ad_checkpoint as ad_checkpoint,
+        array_api as array_api,
         checkpoint as checkpoint,
         checkpoint_policies as checkpoint_policies,
         debug as debug,
@@ -150,6 +151,7 @@ else:
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
             "meshard.ad_checkpoint",
+            "meshard.array_api",
             "meshard.checkpoint",
             "meshard.checkpoint_policies",
             "meshard.debug",

@@ -39,7 +39,8 @@ MADE_OF_NUMBERS = (
     "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
-    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize"
+    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize "
+    "numpy.writeable"
 )
 """Functions of shapes, dtypes and numbers, which do not say where the result lies.
 

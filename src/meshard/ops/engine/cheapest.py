@@ -36,7 +36,7 @@ def cheapest(
     least = _bytes(world, best, preferred)
     for followed, leading in _ways(preferred, arrays if best.wires else ()):
         decision = way(followed, leading)
-        assert isinstance(decision, KernelDecision)
+        assert not isinstance(decision, MoveDecision)
         cost = _bytes(world, decision, preferred)
         # What is split costs less work than what every device computes.
         if cost < least or (cost == least and followed):
@@ -57,14 +57,14 @@ def cheapest_in_place(
         return best
     for leading in arrays if best.wires and len(arrays) > 1 else ():
         decision = way((), leading)
-        assert isinstance(decision, KernelDecision)
+        assert not isinstance(decision, MoveDecision)
         if _bytes(world, decision) < _bytes(world, best):
             best, leader = decision, leading
-    if best.combination is None or not any(preferred):
+    if not _is_combined(best) or not any(preferred):
         return best
     found = way(preferred, leader)
-    assert isinstance(found, KernelDecision)
-    stays = found.operands == best.operands and found.combination is not None
+    assert not isinstance(found, MoveDecision)
+    stays = found.operands == best.operands and _is_combined(found)
     return found if stays and _bytes(world, found) < _bytes(world, best) else best
 
 
@@ -87,7 +87,11 @@ def _ways(preferred: Preferred, arrays: Sequence[int]) -> Iterator[tuple[Preferr
             yield from ((preferred, i) for i in arrays)
 
 
-def _bytes(world: RuntimeWorld, decision: KernelDecision, preferred: Preferred = ()) -> int:
+def _is_combined(decision: Decision) -> bool:
+    return isinstance(decision, KernelDecision) and decision.combination is not None
+
+
+def _bytes(world: RuntimeWorld, decision: Decision, preferred: Preferred = ()) -> int:
     """Return the bytes that an operation moves, and its results' way to where they go."""
     wires = list(decision.wires)
     for kind, sharding in zip(decision.outputs, preferred, strict=False):

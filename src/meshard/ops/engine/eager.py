@@ -15,7 +15,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.cheapest import cheapest
 from meshard.ops.engine.decide import decide, row_of
-from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
+from meshard.ops.engine.decision import Decision, ExchangeDecision, KernelDecision, MoveDecision
 from meshard.ops.engine.run import Runner, fast_path, run_kernel, run_sum
 from meshard.ops.row import MoveOp
 from meshard.runtime import doors as primitive
@@ -24,6 +24,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.execute import run_part
+from meshard.runtime.moving.place import as_array
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.ledger import wired
@@ -110,7 +111,7 @@ def _preferring(
         return None
     way = partial(_way, world, name, types, params)
     plain = way((), None)
-    assert isinstance(plain, KernelDecision)
+    assert not isinstance(plain, MoveDecision)
     if not plain.wires or [t.shape for t in plain.outputs] != [like.shape]:
         return None
     found = cheapest(world, way, (like.sharding,), arrays)
@@ -174,6 +175,8 @@ def runner(decision: Decision) -> Runner:
     """Return what runs a decision on arrays: from them to the result, or a tuple of results."""
     if isinstance(decision, MoveDecision):
         return partial(_run_move, decision)
+    if isinstance(decision, ExchangeDecision):
+        return partial(_run_exchange, decision)
     fast = fast_path(decision, partial(Array, decision.outputs[0]))
     return fast or partial(_run_kernel, decision)
 
@@ -184,6 +187,17 @@ def _run_move(decision: MoveDecision, world: RuntimeWorld, operands: tuple[Array
     if world.ledgers:
         wired(world, decision.row.name, decision.wires)
     return Array(output, run_part(world, decision.part, blocks, output.dtype, 0))
+
+
+def _run_exchange(
+    decision: ExchangeDecision, world: RuntimeWorld, operands: tuple[Array, ...]
+) -> Array:
+    if world.ledgers and decision.moved:
+        wired(world, decision.row.name, decision.moved)
+    given = []
+    for x, move in zip(map(as_array, operands), decision.moves, strict=True):
+        given.append(x._live() if move is None else run_part(world, move, (x._live(),), x.dtype))
+    return Array(decision.outputs[0], decision.exchange.run(world, given))
 
 
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:

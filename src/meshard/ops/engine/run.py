@@ -411,12 +411,9 @@ def _partial_results(
     decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
     """Run the cells of a kernel that leaves partial results."""
-    law, combination = decision.row.partial, decision.combination
+    law = decision.row.partial
     assert law is not None
-    assert combination is not None
-    near = law.near if combination.across is None else None
-    kernel = law.kernel or decision.row.kernel
-    return run_cells(decision, world, given, kernel if near is None else near[0])
+    return run_cells(decision, world, given, law.kernel or decision.row.kernel)
 
 
 def _joined(
@@ -427,8 +424,7 @@ def _joined(
     assert law is not None
     assert combination is not None
     if combination.across is None:
-        combine = law.combine if law.near is None else law.near[1]
-        joined = [combined(world, combine, [results[i] for i in g]) for g in cells.of_piece]
+        joined = [combined(world, law.combine, [results[i] for i in g]) for g in cells.of_piece]
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)
     else:

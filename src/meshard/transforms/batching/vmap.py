@@ -67,7 +67,7 @@ def vmap(
     told = Told(f, f"vmap of {_name(f)!r}", JitOptions())
     axes = _Axes.of(in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
         return _mapped(f, axes, told, args, kwargs)
@@ -133,7 +133,7 @@ def _mapped(
     values = [_array(leaves[i], n) for i, n in zip(places, names, strict=True)]
     own = [d for d in dims if d is not None]
     size = _size_of(values, own, names, axes.size)
-    moved = [moveaxis(x, d, 0) for x, d in zip(values, own, strict=True)]
+    moved = [moveaxis(x, d, 0) if d else x for x, d in zip(values, own, strict=True)]
     kept: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
@@ -252,4 +252,4 @@ def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
         raise ShapeError(
             f"vmap: out_axes is {axis}, which is out of bounds for a result of shape {y.shape}."
         )
-    return moveaxis(y, 0, axis)
+    return moveaxis(y, 0, axis) if axis else y

@@ -280,6 +280,7 @@ def _decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
     if isinstance(decision, MoveDecision):
         return _moving(scope, decision, results[0], onto)
+    assert isinstance(decision, KernelDecision)  # a cell has all rows
     return _computing(scope, decision, results, onto)
 
 

@@ -16,7 +16,9 @@ from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
 from meshard.runtime import trees
 from meshard.runtime.callers import at_line
+from meshard.runtime.doors import interpreters
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.world import here
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.arguments import (
     Flattened,
@@ -33,8 +35,10 @@ from meshard.transforms.derivatives.arguments import (
 )
 from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.laid_out import laid_like
-from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed, purpose_of
+from meshard.transforms.derivatives.levels import Level, differentiable
+from meshard.transforms.derivatives.reverse import followed, purpose_of, recorded
+from meshard.transforms.program.calls import ArrayCall
+from meshard.transforms.tracing.tracing import Tracing, unplaced_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,12 +159,12 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
         places = places_of(options.numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
         check_input(what, flat, options.holomorphic, options.allow_int)
-        results, back = followed(f"{what} of {flat.name!r}", flat, flat.leaves, flat.names)
-        own, aux = flat.split(results)
+        run = recorded(f"{what} of {flat.name!r}", flat, flat.leaves, flat.names)
+        own, aux = flat.split(run.results)
         check_result(what, flat, own, options.holomorphic)
         with at_line("", purpose_of([flat.name])):
             seed = _one(own[0])
-        found = back([seed, *[None] * (len(results) - 1)])
+        found = run.pull([seed, *[None] * (len(run.results) - 1)], last=True)
         tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves, flat.names))
         gradient = tree if options.several else tree[0]
         value = trees.unflatten(flat.out_tree, own)
@@ -170,8 +174,16 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
 
 
 def _one(y: Any) -> Any:
-    """Return one as the cotangent of a number."""
-    return ones_like(y) if isinstance(y, Grid) else as_array(np.ones((), y.dtype))
+    """Return one as the cotangent of a number; it does not depend on the number."""
+    if isinstance(y, Grid):
+        return ones_like(y)
+    one = as_array(np.ones((), y.dtype))
+    beneath = [x for x in interpreters() if not isinstance(x, Level)]
+    if not beneath or not isinstance(beneath[-1], Tracing):
+        return one
+    # What is made of it is part of the program, rather than a large constant.
+    call, type_ = ArrayCall(y.dtype), unplaced_type(here(), one)
+    return beneath[-1].recorder.result(call.name, (), [1.0], [(type_, None)], call)[0]
 
 
 def _like(fun: Any, what: str) -> Callable[[F], F]:

@@ -11,6 +11,7 @@ where values belong to their body, it is a grid that the level knows by identity
 from __future__ import annotations
 
 import contextlib
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -34,7 +35,7 @@ from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import ConstraintCall, WholeCall
 from meshard.transforms.program.program import Call, Program, evaluate
 from meshard.transforms.tracing.recorder import Recorder, Tracer
-from meshard.transforms.tracing.tracing import Following, recording_around
+from meshard.transforms.tracing.tracing import Following, Tracing, recording_around
 
 
 @final
@@ -119,7 +120,19 @@ class LevelRecorder(Recorder):
 
     def __init__(self, level: Level, name: str, parent: Recorder | None) -> None:
         super().__init__(name, parent)
-        self.level = level
+        self._level = weakref.ref(level)  # which has this: what it holds goes with it, at once
+
+    @property
+    def level(self) -> Level:
+        """The level, while it follows."""
+        found = self._level()
+        assert found is not None
+        return found
+
+    @property
+    def runs(self) -> bool:
+        """Whether the operations below run on arrays."""
+        return self.level.runs
 
     def result(
         self,
@@ -192,10 +205,12 @@ class Level(Following, ABC):
 
     @property
     def runs(self) -> bool:
-        """Whether the operations below run at once, on arrays."""
+        """Whether the operations below run on arrays: at once, or for all examples of vmap."""
         if self.body is not None:
             return False
         under = self.below[-1] if self.below else EAGER
+        if isinstance(under, Tracing):
+            return under.recorder.runs
         return under is EAGER or (isinstance(under, Level) and under.runs)
 
     @property
@@ -325,7 +340,7 @@ class Level(Following, ABC):
             finally:
                 body.recorder = before
         finally:
-            self.recorder.closed = True
+            self.recorder.close()
 
     # in bodies
 

@@ -7,6 +7,7 @@ branches lowered for the layouts of their carries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,7 @@ from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
 from meshard.ops.fused.segment_compiled import runner_of
+from meshard.ops.row import Op
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -72,14 +74,17 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
-from meshard.tuning import PACKED_CELLS
+from meshard.tuning import LARGE, PACKED_CELLS
+
+Results = Sequence[Kind | Sharding | None] | None
+"""For each result the sharding that was asked for, or its whole type."""
 
 
 def lower(
     world: RuntimeWorld,
     program: Program,
     given: Sequence[Kind],
-    results: Sequence[Kind | Sharding | None] | None = None,
+    results: Results = None,
     donated: Sequence[int] | None = None,
     place: Sharding | None = None,
 ) -> Executable:
@@ -137,6 +142,11 @@ def _moved(executable: Executable) -> int:
 
 
 _Decisions = dict[Any, Decision]
+
+
+def _size(x: Var) -> int:
+    assert isinstance(x.aval, ArrayType)
+    return math.prod(x.aval.shape) * x.aval.dtype.itemsize
 
 
 @final
@@ -202,16 +212,20 @@ class _Lowering:
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+        self._fence = -1
         self._waiting: dict[Var, WaitingSum] = {}
         self._uses = uses_of(program)
+        self._readers: dict[Var, list[Eqn]] = {}
+        for eqn in program.eqns:
+            for x in eqn.inputs:
+                if isinstance(x, Var):
+                    self._readers.setdefault(x, []).append(eqn)
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
         return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
 
-    def lowered(
-        self, results: Sequence[Kind | Sharding | None] | None, place: Sharding | None
-    ) -> Executable:
+    def lowered(self, results: Results, place: Sharding | None) -> Executable:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
@@ -220,7 +234,7 @@ class _Lowering:
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, AlikeCall):
-                self._alike(eqn)
+                self._alike(eqn, results)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
             elif isinstance(eqn.call, NumberCall):
@@ -323,7 +337,8 @@ class _Lowering:
         scattered = decision.combination is not None and decision.combination.scatter is not None
         preferred = [o.sharding if scattered else None for o in decision.outputs]
         now = self._way(eqn, after, preferred)
-        assert isinstance(now, KernelDecision)
+        if not isinstance(now, KernelDecision):
+            return eqn, decision
         if any(now.moves) or now.outputs != decision.outputs:
             return eqn, decision
         return replace(eqn, inputs=tuple(inputs)), now
@@ -362,6 +377,8 @@ class _Lowering:
         group = _Group(run)
         group.wires = decision.wires
         self._add(group, eqn, decision.outputs)
+        if isinstance(decision.row, Op) and decision.row.style != "view":
+            self._fence = len(self._groups) - 1
 
     def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
         group.eqns.append(eqn)
@@ -384,6 +401,8 @@ class _Lowering:
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
         # What is computed again is so where the way back needs it, not as soon as it could be.
         earliest = len(self._groups) - 1 if eqn.name == AGAIN else 0
+        if self._waits(eqn):
+            earliest = self._fence + 1
         level = self._level_of_segment(part, names, earliest)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
@@ -395,6 +414,22 @@ class _Lowering:
         group.line = group.line or eqn.line
         self._set(eqn.outputs[0], part.output, level)
         return True
+
+    def _waits(self, eqn: Eqn) -> bool:
+        """Whether less is kept, until a result is read, if it is computed late.
+
+        That is so where it is large and its operands are kept for others, as for slopes on the way
+        back: then it does not join what ran before the last product, or sum between devices.
+        """
+        size = _size(eqn.outputs[0])
+        read = {x for x in eqn.inputs if isinstance(x, Var)}
+        return size >= LARGE and size > sum(_size(x) for x in read if self._ends_with(x, eqn))
+
+    def _ends_with(self, x: Var, eqn: Eqn) -> bool:
+        """Whether an operation is the only reader of a value but for those that run with it."""
+        level = self._level.get(x)
+        others = [v for e in self._readers[x] if e is not eqn for v in e.outputs]
+        return level is not None and all(self._level.get(v) == level for v in others)
 
     def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:
         """Return where the first segment is that an operation can join; the end if none is."""
@@ -413,12 +448,21 @@ class _Lowering:
         (x,) = eqn.inputs
         self._placed(eqn, x, eqn.outputs[0], self._laid_out(x, call.sharding))
 
-    def _alike(self, eqn: Eqn) -> None:
+    def _alike(self, eqn: Eqn, results: Results) -> None:
         x, like = eqn.inputs
-        kind, wanted = self._array_of(x, self.kind(x)), self.kind(like)
-        if isinstance(wanted, ArrayType) and isinstance(wanted.sharding, NamedSharding):
-            kind = self.world.type_of(kind.shape, kind.dtype, wanted.sharding, True)
-        self._placed(eqn, x, eqn.outputs[0], kind)
+        (output,) = eqn.outputs
+        kind, other = self._array_of(x, self.kind(x)), self.kind(like)
+        wanted: Sharding | None = other.sharding if isinstance(other, ArrayType) else None
+        if self._guide is not None and not self._returned_as_it_is(output, results):
+            wanted = self._guide.preferred.get(output, wanted)  # nobody sees how it is laid out
+        if isinstance(wanted, NamedSharding):
+            kind = self.world.type_of(kind.shape, kind.dtype, wanted, True)
+        self._placed(eqn, x, output, kind)
+
+    def _returned_as_it_is(self, x: Var, results: Results) -> bool:
+        """Whether a value is a result that has the layout that it would have outside."""
+        asked = zip(self.program.outputs, results or repeat(None), strict=False)
+        return any(r is None for y, r in asked if y is x)
 
     def _laid_out(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
@@ -441,18 +485,14 @@ class _Lowering:
         group = _Group(partial(as_number_array, call.dtype))
         self._add(group, eqn, (kind,))
 
-    def _make(
-        self, eqn: Eqn, call: MakeCall, results: Sequence[Kind | Sharding | None] | None
-    ) -> None:
+    def _make(self, eqn: Eqn, call: MakeCall, results: Results) -> None:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
         guide = self._guide
         preferred = None if call.asked or guide is None else guide.preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
-        returned = zip(self.program.outputs, results or repeat(None), strict=False)
-        # What is returned as it comes has the layout that it would have outside.
-        if preferred is not None and all(r is not None for x, r in returned if x is output):
+        if preferred is not None and not self._returned_as_it_is(output, results):
             devices = set(preferred.device_order)
             if all(set(s.device_order) == devices for s in self._committed()):
                 kind = self.world.type_of(kind.shape, kind.dtype, preferred, True)

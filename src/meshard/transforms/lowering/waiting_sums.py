@@ -57,7 +57,7 @@ def waiting_sum(eqn: Eqn, decision: Decision) -> WaitingSum | None:
     if not isinstance(decision, KernelDecision) or decision.combination is None:
         return None
     law = decision.row.partial
-    if law is None or law.combine is not np.add or law.near is not None:
+    if law is None or law.combine is not np.add:
         return None
     if any(decision.moves) or len(decision.outputs) > 1:
         return None

@@ -479,9 +479,16 @@ class KeptCall:
         return self.again(self, operands)
 
 
+def _is_stop(eqn: Eqn) -> bool:
+    return eqn.call is None and eqn.name == "stop_gradient" and isinstance(eqn.inputs[0], Var)
+
+
 def opened(program: Program) -> Program:
-    """Return a program in which calls that keep a function together are what that does."""
-    if not any(isinstance(e.call, KeptCall) for e in program.eqns):
+    """Return a program in which what only derivatives look at is gone.
+
+    Calls that keep a function together are what that does, and a stopped gradient is the value.
+    """
+    if not any(isinstance(e.call, KeptCall) or _is_stop(e) for e in program.eqns):
         return program
     known: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
@@ -491,6 +498,9 @@ def opened(program: Program) -> Program:
 
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
+        if _is_stop(eqn):
+            known[eqn.outputs[0]] = inputs[0]
+            continue
         if not isinstance(eqn.call, KeptCall):
             eqns.append(replace(eqn, inputs=inputs))
             continue

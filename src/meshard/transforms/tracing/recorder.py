@@ -118,6 +118,11 @@ class Recorder:
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
 
     @property
+    def runs(self) -> bool:
+        """Whether what it writes down runs afterwards, on arrays, operation by operation."""
+        return self.by == "vmap" and (self.parent is None or self.parent.runs)
+
+    @property
     def traced(self) -> Recorder:
         """That of the outermost function that is traced, around this one."""
         around = self.parent
@@ -256,6 +261,14 @@ class Recorder:
             sharding.layout(x.shape)  # refuses what cannot be laid out so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
+
+    def close(self) -> None:
+        """Let go of all values: what still has one of them asks in vain from now on."""
+        self.closed = True
+        for known in (self._vars, self._captures, self.nested):
+            known.clear()
+        if self.parent is None:
+            self._origins.clear()
 
     def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:
         """Return the program, and the values from around it that it captures."""

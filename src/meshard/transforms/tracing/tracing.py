@@ -234,7 +234,7 @@ def sub_program(
         with _written(recorder, varies):
             program, captured = recorder.finish(f(*given))
     finally:
-        recorder.closed = True
+        recorder.close()
     needed, kept = without_unneeded(program)
     return needed, [captured[i] for i in kept]
 
@@ -268,7 +268,7 @@ def traced(
             ]
         program, captured = recorder.finish(results)
     finally:
-        recorder.closed = True
+        recorder.close()
     assert all(type(x) is Array for x in captured), captured
     if writing():  # constants stay what they are
         captured = [x.copy() for x in captured]
