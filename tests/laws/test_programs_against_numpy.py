@@ -160,8 +160,10 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
     return dict(found)
 
 
-LARGE_ONLY = {"again", "clip"}
-"""Rows of large blocks, and of gradients, which these programs lack; see test_elementwise.py."""
+LARGE_ONLY = {"again", "clip", "search_pieces"}
+"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
+of two operands that are split alike, which they seldom have (see test_rows.py).
+"""
 
 
 def test_every_row_is_exercised(exercised):
