@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from bench import (
+    rows_derivatives,
     rows_foundation,
     rows_interop,
     rows_jit,
@@ -22,6 +23,7 @@ GROUPS: Mapping[str, Sequence[Row]] = {
     "positions": rows_positions.ROWS,
     "programs": rows_programs.ROWS,
     "jitted": rows_jit.ROWS,
+    "gradients": rows_derivatives.ROWS,
     "random": rows_random.ROWS,
     "processes": rows_ranks.ROWS,
 }

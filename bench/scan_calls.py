@@ -73,6 +73,8 @@ _SAME = {  # one expression for both libraries
         "meshgrid": "f(v, v)",
         "moveaxis": "f(m, 0, 1) + 0",
         "nanmax": "f(x, -1)",
+        "nanpercentile": "f(x, 30.0)",
+        "nanquantile": "f(x, 0.3)",
         "ones": "f(shape, F, **at)",
         "outer": "f(v, v)",
         "pad": "f(x, 1)",

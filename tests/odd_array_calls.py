@@ -132,7 +132,7 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     **_named(line, "ar1 ar2 v xp bins test_elements logits"),
     **_named(whole, "indices"),
     **_named(mask, "condition pred"),
-    **_named(lambda: [square(), square()], "arrays operands"),
+    **_named(lambda: [square(), square()], "arrays operands tup"),
     **_named(lambda: mnp.ones((1, 4, 2, 2)), "query value"),
     **_named(lambda: 0, "axis dimension start_dimension axis1 start lower minval loc left seed"),
     **_named(lambda: 0, "data split_axis concat_axis source start_index padding_value"),
@@ -183,7 +183,7 @@ OVERRIDES: dict[str, Given] = {
     "numpy.cumulative_prod": {"x": line},
     **dict.fromkeys(
         ("numpy.cross", "numpy.linalg.cross"),
-        dict.fromkeys(("x1", "x2"), lambda: mnp.ones((4, 3))) | {"axis": lambda: -1},
+        dict.fromkeys(("a", "b", "x1", "x2"), lambda: mnp.ones((4, 3))),
     ),
     "numpy.linalg.outer": {"x1": line, "x2": line},
     "numpy.choose": {"a": lambda: mnp.asarray([0, 1]), "choices": lambda: [line()[:2], 3]},
@@ -222,6 +222,18 @@ OVERRIDES: dict[str, Given] = {
             name: (lambda: mnp.ones(4, "int32"))
             for name in ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
         },
+    },
+    "lax.custom_linear_solve": {
+        "matvec": lambda: lambda x: 2 * x,
+        "b": square,
+        "solve": lambda: lambda f, b: b / 2,
+        "transpose_solve": lambda: lambda f, b: b / 2,
+    },
+    "lax.custom_root": {
+        "f": lambda: lambda x: x - 1.0,
+        "initial_guess": square,
+        "solve": lambda: lambda f, x: x - f(x),
+        "tangent_solve": lambda: lambda g, y: y,
     },
     "lax.reduce": {
         "operands": square,

@@ -32,6 +32,7 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
+    | {"ad_checkpoint", "checkpoint_policies", "optim"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
 )
 ROOF = frozenset({"cli", "testing"})

@@ -463,7 +463,7 @@ def test_the_tables_hold_what_the_standard_names() -> None:
         assert np.dtype(getattr(mnp, name)) == np.dtype(name)
     for name in CONSTANTS.split():
         np.testing.assert_equal(getattr(mnp, name), getattr(np, name))
-    assert mnp.__array_api_version__ == "2024.12"
+    assert mnp.__array_api_version__ == "2025.12"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -499,7 +499,7 @@ def test_the_tables_give_the_same_bits_in_both_worlds() -> None:
 
 
 def test_an_array_names_its_namespace() -> None:
-    assert mnp.arange(3).__array_namespace__(api_version="2024.12") is mnp
+    assert mnp.arange(3).__array_namespace__(api_version="2025.12") is mnp
 
 
 def test_the_door_lists_what_it_has() -> None:
@@ -586,9 +586,9 @@ def test_refusals() -> None:
         ),
         (lambda: mnp.interp(x, x, x[1:]), ShapeError, r"interp: points .* \(8,\) and .* \(7,\)"),
         (
-            lambda: mnp.interp(x, x, x, period=3),
+            lambda: mnp.interp(x, x, x, period=0),
             ArgumentError,
-            r"interp: period must be None, got 3 of type int\. Bring the points into one period",
+            r"interp: period must not be zero",
         ),
         (
             lambda: mnp.geomspace(0, 1),

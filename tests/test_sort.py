@@ -458,14 +458,22 @@ def test_refusals_of_statistics() -> None:
         mnp.quantile(x, [0.5, 1.5])
     with pytest.raises(ArgumentError, match=r"percentile: q must be from 0 to 100; got 101"):
         mnp.percentile(x, 101)
-    with pytest.raises(ArgumentError, match=r"quantile: method must be 'linear', .* got 'weibull'"):
-        mnp.quantile(x, 0.5, method="weibull")
+    with pytest.raises(
+        ArgumentError, match=r"quantile: method must be 'inverted_cdf', .* got 'weibul'"
+    ):
+        mnp.quantile(x, 0.5, method="weibul")
+    with pytest.raises(ArgumentError, match="weights go with method='inverted_cdf' only"):
+        mnp.quantile(x, 0.5, weights=x)
+    with pytest.raises(ShapeError, match=r"weights of shape \(3,\) for an array of"):
+        mnp.quantile(x, 0.5, axis=0, weights=np.ones(3), method="inverted_cdf")
     with pytest.raises(ShapeError, match=r"median: dims \(1,\) of the shape \(4, 0\) are empty"):
         mnp.median(x[:, :0], axis=1)
     with pytest.raises(DtypeError, match="median: complex numbers have no order"):
         mnp.median(x * 1j)
-    with pytest.raises(ArgumentError, match="histogram: bins='auto' names a rule for choosing"):
-        mnp.histogram(x, "auto")
+    with pytest.raises(ArgumentError, match=r"histogram: bins must be 'auto', .* got 'automatic'"):
+        mnp.histogram(x, "automatic")
+    with pytest.raises(ArgumentError, match="histogram: bins='auto' chooses the bins by the"):
+        mnp.histogram(x, "auto", weights=x)
     with pytest.raises(ArgumentError, match=r"histogram: bins=0 and range=None do not define bins"):
         mnp.histogram(x, 0)
     with pytest.raises(ShapeError, match=r"histogram: weights of shape \(2,\) .* \(4, 2\)"):

@@ -31,6 +31,7 @@ from meshard.ops.row import REGISTRY, MoveOp, Op
 from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY
 from meshard.runtime.world import RuntimeWorld
+from tests.numpy_expressions import EXPRESSIONS
 from tests.programs.cases import CASES
 from tests.programs.check import check, drawn, jitted, outside, verify
 from tests.programs.draw import ASIDE, Program
@@ -54,6 +55,7 @@ WITHOUT_A_MODEL = {
         *("numpy.empty", "numpy.empty_like", "numpy.from_dlpack", "random.key", "random.PRNGKey"),
         "lax.with_sharding_constraint",
     },
+    "drawn by test_numpy_names": {f"numpy.{name}" for name in EXPRESSIONS} - CASES.keys(),
     "drawn by what their results make": {f"numpy.linalg.{n}" for n in ("eig", "eigh", "eigvals")},
 }
 
@@ -160,7 +162,7 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
     return dict(found)
 
 
-LARGE_ONLY = {"again", "clip", "search_pieces"}
+LARGE_ONLY = {"again", "checkpoint_name", "clip", "random_gamma_slope", "search_pieces"}
 """Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
 of two operands that are split alike, which they seldom have (see test_rows.py).
 """
@@ -308,7 +310,6 @@ WITHOUT_EFFECT = [
     ("sort_runs", "a cell is one element off"),
     ("sort_runs_with", "a cell is one element off"),
     ("interpolate", "another dtype"),  # what it gives is converted
-    ("interpolate_at", "another dtype"),
     # Counts that lead nowhere: the array is then sorted.
     ("ranks", "the last element of a cell is wrong"),
     ("ranks", "the first part is taken for the whole"),

@@ -49,7 +49,10 @@ Only the value that `full` repeats says it: that is a case of its own.
 OF_ONE_DEVICE = "Array.addressable_data Array.delete Array.unsafe_buffer_pointer Array.device"
 """Methods that are about one shard, or end the array's life."""
 
-A_RESULT_PER_OPERAND = {"numpy.meshgrid", "numpy.broadcast_arrays"}
+A_RESULT_PER_OPERAND = {
+    *("numpy.meshgrid", "numpy.broadcast_arrays"),
+    *("numpy.atleast_1d", "numpy.atleast_2d", "numpy.atleast_3d"),
+}
 
 
 def _operands() -> dict[str, Any]:
@@ -172,7 +175,7 @@ def _names() -> dict[str, Callable[..., Any]]:
         names = [n for n in names if hasattr(members, n)]  # not those that only say what to use
         for name in names:
             member, whole_name = getattr(members, name), f"{module}.{name}"
-            if not callable(member) or isinstance(member, type):
+            if not callable(member) or isinstance(member, type) or name.startswith("save_"):
                 continue
             if whole_name not in apart:
                 found[whole_name] = member

@@ -192,12 +192,13 @@ class _NumPy:
     def quantile(a: Any, q: Any, axis: Any = None, keepdims: bool = False, **more: Any) -> Any:
         if not a.size:  # which NumPy refuses for some axes
             found = np.mean(a, axis, keepdims=keepdims)
+            weak = type(q) is float or more["method"] in ("lower", "higher", "nearest")
+            found = found if weak else found.astype(np.float64)
             return np.broadcast_to(found, (*np.shape(q), *found.shape))
-        found = np.quantile(a, q, axis=axis, keepdims=keepdims, **more)
-        return np.asarray(found).astype(a.dtype)
+        return np.quantile(a, q, axis=axis, keepdims=keepdims, **more)
 
     def percentile(self, a: Any, q: Any, **more: Any) -> Any:
-        return self.quantile(a, np.asarray(q) / 100, **more)
+        return self.quantile(a, q / 100 if type(q) is float else np.asarray(q) / 100, **more)
 
     @staticmethod
     def fromfunction(function: Any, shape: Any, dtype: Any = float) -> Any:

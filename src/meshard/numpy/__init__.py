@@ -144,7 +144,6 @@ from meshard.ops.array.join import (
     concatenate as concatenate,
     flip as flip,
     hstack as hstack,
-    pad as pad,
     repeat as repeat,
     roll as roll,
     split as split,
@@ -220,6 +219,7 @@ from meshard.ops.linalg.norms import (
     diagonal as diagonal,
     trace as trace,
 )
+from meshard.ops.made.pads import pad as pad
 from meshard.ops.reductions.composed import (
     allclose as allclose,
     angle as angle,
@@ -249,6 +249,14 @@ from meshard.ops.reductions.moments import (
     mean as mean,
     std as std,
     var as var,
+)
+from meshard.ops.reductions.quantiles import (
+    median as median,
+    nanmedian as nanmedian,
+    nanpercentile as nanpercentile,
+    nanquantile as nanquantile,
+    percentile as percentile,
+    quantile as quantile,
 )
 from meshard.ops.reductions.reduce import (
     all as all,
@@ -298,7 +306,8 @@ from meshard.ops.reductions.sort import (
     sort as sort,
 )
 from meshard.ops.reductions.statistics import (
-    median as median,
+    nanargmax as nanargmax,
+    nanargmin as nanargmin,
     nanmax as nanmax,
     nanmean as nanmean,
     nanmin as nanmin,
@@ -306,10 +315,9 @@ from meshard.ops.reductions.statistics import (
     nanstd as nanstd,
     nansum as nansum,
     nanvar as nanvar,
-    percentile as percentile,
-    quantile as quantile,
 )
 from meshard.runtime.array.array import Array as _Array
+from meshard.runtime.array.in_place import writeable as writeable
 
 abs = absolute
 acos = arccos
@@ -355,7 +363,7 @@ dtype = _numpy.dtype
 ndarray = _Array
 issubdtype = _numpy.issubdtype
 newaxis = None
-__array_api_version__ = "2024.12"
+__array_api_version__ = "2025.12"
 __array_namespace_info__ = _info.namespace_info
 pi = _numpy.pi
 e = _numpy.e

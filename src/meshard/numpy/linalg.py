@@ -31,6 +31,7 @@ from meshard.ops.linalg.decompose import (
 )
 from meshard.ops.linalg.functions import (
     cond as cond,
+    cross as cross,
     diagonal as diagonal,
     lstsq as lstsq,
     matrix_power as matrix_power,
@@ -41,7 +42,6 @@ from meshard.ops.linalg.functions import (
     trace as trace,
 )
 from meshard.ops.linalg.norms import (
-    cross as cross,
     matrix_norm as matrix_norm,
     norm as norm,
     vector_norm as vector_norm,

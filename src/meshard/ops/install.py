@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
@@ -15,6 +16,7 @@ from meshard.ops.nn import functions as nn
 from meshard.ops.reductions import moments, reduce, scan, sort
 from meshard.runtime.doors import install
 from meshard.runtime.moving.make import device_put
+from meshard.runtime.moving.place import moved_to
 
 _METHODS: dict[str, Callable[..., Any]] = {
     "all": reduce.all,
@@ -23,6 +25,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "argmin": reduce.argmin,
     "apply_at": update.apply_at,
     "argsort": sort.argsort,
+    "asarray": create.asarray,
     "astype": elementwise.astype,
     "clip": elementwise.clip,
     "conj": elementwise.conjugate,
@@ -58,6 +61,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapaxes": shape.swapaxes,
     "take": take.take,
     "trace": matrix.trace,
+    "to_device": partial(moved_to, what="to_device"),
     "transpose": shape.transpose,
     "update_at": update.update_at,
     "var": moments.var,

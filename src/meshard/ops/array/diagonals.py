@@ -9,7 +9,6 @@ import numpy as np
 
 from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
-from meshard.ops.array.join import pad
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
@@ -181,7 +180,9 @@ def diag(v: ArrayLike, k: int = 0) -> Array:
     if is_traced(k):
         k = int(concrete(k, "diag", "It decides the result's size. Give a Python integer."))
     if x.ndim == 1:
-        return bind("on_diagonal", pad(x, (max(-k, 0), max(k, 0))), k=int(k))
+        return bind(
+            "on_diagonal", bind("pad_zeros", x, dims=((0, (max(-k, 0), max(k, 0))),)), k=int(k)
+        )
     if x.ndim != 2:
         raise ShapeError(f"diag: takes one or two dims, got shape {x.shape}.")
     return diagonal_of(x, k, 0, 1)

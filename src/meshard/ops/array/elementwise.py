@@ -18,8 +18,8 @@ from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.runtime.moving.place import as_array, moved_to
+from meshard.runtime.types import KEY, ArrayLike, Block, DeviceLike, dtype_name
 from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -255,13 +255,22 @@ def _itself(x: Block) -> Block:
     return x
 
 
+AGAIN = "again"
+"""The row of values from which others are computed a second time."""
+
+
 def _again(x: Block, *, number: int) -> Block:
+    return x
+
+
+def _named(x: Block, *, name: str) -> Block:
     return x
 
 
 register(Op("stop_gradient", "... -> ...", _itself, dtypes=same_dtype, style="view"))
 # What is computed behind it is not taken for what was computed before, whose number is another.
-register(Op("again", "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op(AGAIN, "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op("checkpoint_name", "... -> ...", _named, dtypes=same_dtype, style="view"))
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))
@@ -324,25 +333,48 @@ def _limit(x: Any, name: str, limit: Any, *, below: bool) -> Any:
     return None
 
 
-def clip(a: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
+@checked
+def clip(
+    a: ArrayLike,
+    min: ArrayLike | None = None,
+    max: ArrayLike | None = None,
+    out: None = None,
+    *,
+    a_min: ArrayLike | None = None,
+    a_max: ArrayLike | None = None,
+) -> Array:
     """Return the elements limited to the interval from ``min`` to ``max``; None sets no limit.
 
-    Python integers may be beyond the numbers of an integer dtype, on the side where they limit
-    nothing.
+    Args:
+        a: the array.
+        min: the least value. Python integers may be beyond the numbers of an integer dtype, on
+            the side where they limit nothing.
+        max: the greatest value.
+        out: None; arrays are immutable.
+        a_min: another name of ``min``, as NumPy has it.
+        a_max: another name of ``max``.
 
     Raises:
-        ArgumentError: if no number of the array's dtype is within a limit.
+        ArgumentError: if no number of the array's dtype is within a limit, or a limit is given
+            by both of its names.
 
     >>> import meshard.numpy as mnp
     >>> mnp.clip(mnp.arange(5), 1, 3).tolist()
     [1, 1, 2, 3, 3]
     """
     x = as_array(a)
+    min, max = _either("min", min, a_min), _either("max", max, a_max)
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
     if low is not None and high is not None:
         return limited(x, low, high)
-    raised = x if low is None else bind("maximum", x, low)
+    raised = x.copy() if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
+
+
+def _either(name: str, given: Any, other: Any) -> Any:
+    if given is not None and other is not None:
+        raise ArgumentError(f"clip: {name} and a_{name} are two names of one limit; give one.")
+    return other if given is None else given
 
 
 def limited(x: Any, low: Any, high: Any) -> Any:
@@ -403,19 +435,21 @@ def imag(x: ArrayLike, /) -> Array:
 
 
 @checked
-def round(x: ArrayLike, /, decimals: int = 0) -> Array:
+def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Array:
     """Return the elements rounded to a number of decimals, halves to even.
 
     >>> import meshard.numpy as mnp
     >>> mnp.round(mnp.asarray([1.25, 2.75]), 1).tolist()
     [1.2, 2.8]
     """
-    return bind("round", x, decimals=int(decimals))
+    return bind("round", a, decimals=int(decimals))
 
 
 @checked
-def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
-    """Return the array converted to another dtype; the sharding stays.
+def astype(
+    x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True, device: DeviceLike = None
+) -> Array:
+    """Return the array converted to another dtype; the sharding stays, unless a device is given.
 
     Raises:
         DtypeError: if ``dtype`` is not one of numbers.
@@ -425,6 +459,6 @@ def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    if not copy and getattr(x, "dtype", None) == wanted:
-        return as_array(x)
-    return bind("astype", x, dtype=wanted)
+    same = not copy and getattr(x, "dtype", None) == wanted
+    found = as_array(x) if same else bind("astype", x, dtype=wanted)
+    return found if device is None else moved_to(found, device, "astype")

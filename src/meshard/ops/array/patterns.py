@@ -9,12 +9,20 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
 from meshard.ops.array.create import arange, array, linspace, zeros
 from meshard.ops.array.diagonals import diag
 from meshard.ops.array.join import concatenate, flip, stack
 from meshard.ops.array.samplesort import known
-from meshard.ops.array.shape import atleast_1d, broadcast_to, reshape, transpose
+from meshard.ops.array.shape import (
+    atleast_1d,
+    broadcast_to,
+    each_of,
+    expand_dims,
+    reshape,
+    transpose,
+)
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float
@@ -39,6 +47,7 @@ def logspace(
     endpoint: bool = True,
     base: ArrayLike = 10.0,
     dtype: DtypeLike = None,
+    axis: int = 0,
     *,
     device: DeviceLike = None,
 ) -> Array:
@@ -48,8 +57,11 @@ def logspace(
     >>> mnp.logspace(0, 2, 3).tolist()
     [1.0, 10.0, 100.0]
     """
-    found = bind("power", base, linspace(start, stop, num, endpoint, device=device))
-    return found.astype(default_float() if dtype is None else as_dtype(dtype), copy=False)
+    exponents = linspace(start, stop, num, endpoint, axis=axis, device=device)
+    if as_array(base).ndim:
+        base = expand_dims(as_array(base), axis)
+    found = bind("power", base, exponents)
+    return found if dtype is None else found.astype(as_dtype(dtype), copy=False)
 
 
 @checked
@@ -59,6 +71,7 @@ def geomspace(
     num: int = 50,
     endpoint: bool = True,
     dtype: DtypeLike = None,
+    axis: int = 0,
     *,
     device: DeviceLike = None,
 ) -> Array:
@@ -79,12 +92,12 @@ def geomspace(
         start, stop = (concrete(v, "geomspace", way_out) for v in (start, stop))
     first, last = (known(v) if is_array(v) else as_host(v, "geomspace") for v in (start, stop))
     try:
-        values = np.geomspace(first, last, num, endpoint)
+        values = np.geomspace(first, last, num, endpoint, axis=axis)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"geomspace: there is no sequence from {start} to {stop}: {error}."
         ) from error
-    if values.dtype.kind != "c":
+    if values.dtype == np.float64:
         values = values.astype(default_float())
     own = replicated_beside("geomspace", values, start, stop)
     return array(own, None if dtype is None else as_dtype(dtype), device=device)
@@ -204,8 +217,15 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Arra
 
 
 @checked
-def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> tuple[Array, ...]:
+def unravel_index(
+    indices: ArrayLike | Sequence[int], shape: Sequence[int], order: str = "C"
+) -> tuple[Array, ...]:
     """Return the positions along each dim of positions in the flat array.
+
+    Args:
+        indices: the positions, integers of any shape.
+        shape: the array's shape.
+        order: ``"C"`` if the last dim counts fastest, ``"F"`` if the first does.
 
     Raises:
         IndexingError: if a position is outside the shape; a traced one is moved inside.
@@ -227,11 +247,12 @@ def unravel_index(indices: ArrayLike | Sequence[int], shape: Sequence[int]) -> t
             f"unravel_index: positions from {int(flat.min())} to {int(flat.max())} for shape "
             f"{tuple(shape)}, whose positions are 0 to {volume - 1}."
         )
+    fast_first = choice_of(order, ("C", "F"), "unravel_index", "order") == "F"
     found = []
-    for n in reversed(tuple(shape)):
+    for n in tuple(shape) if fast_first else tuple(shape)[::-1]:
         found.append(bind("remainder", flat, n))
         flat = bind("floor_divide", flat, n)
-    return tuple(reversed(found))
+    return tuple(found if fast_first else found[::-1])
 
 
 @checked
@@ -310,13 +331,21 @@ def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
     return concatenate([arr, values], axis=axis)
 
 
-def atleast_3d(a: ArrayLike) -> Array:
-    """Return the array with at least three dims.
+@overload
+def atleast_3d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_3d(*arys: ArrayLike) -> Array | tuple[Array, ...]: ...
+def atleast_3d(*arys: ArrayLike) -> Array | tuple[Array, ...]:
+    """Return the array with at least three dims; of several arrays a tuple.
 
     >>> import meshard.numpy as mnp
     >>> mnp.atleast_3d(mnp.ones((2, 3))).shape
     (2, 3, 1)
     """
+    return each_of(arys, _three_dims)
+
+
+def _three_dims(a: Any) -> Any:
     x = as_array(a)
     if x.ndim >= 3:
         return x
@@ -324,31 +353,31 @@ def atleast_3d(a: ArrayLike) -> Array:
 
 
 @checked
-def dstack(arrays: Sequence[ArrayLike]) -> Array:
+def dstack(tup: Sequence[ArrayLike]) -> Array:
     """Return arrays joined along the third dim.
 
     >>> import meshard.numpy as mnp
     >>> mnp.dstack([mnp.ones((2, 3)), mnp.zeros((2, 3))]).shape
     (2, 3, 2)
     """
-    return concatenate([atleast_3d(a) for a in arrays], axis=2)
+    return concatenate([atleast_3d(a) for a in tup], axis=2)
 
 
 @checked
-def column_stack(arrays: Sequence[ArrayLike]) -> Array:
+def column_stack(tup: Sequence[ArrayLike]) -> Array:
     """Return arrays joined as columns; those of one dim become columns first.
 
     >>> import meshard.numpy as mnp
     >>> mnp.column_stack([mnp.arange(2), mnp.arange(2, 4)]).tolist()
     [[0, 2], [1, 3]]
     """
-    values = [atleast_1d(a) for a in arrays]
+    values = [atleast_1d(a) for a in tup]
     return concatenate([reshape(x, (-1, 1)) if x.ndim == 1 else x for x in values], axis=1)
 
 
 @checked
 def array_split(
-    a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0
+    ary: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0
 ) -> list[Array]:
     """Return the parts of the array along a dim, which may differ in size by one.
 
@@ -359,7 +388,7 @@ def array_split(
     >>> [part.tolist() for part in mnp.array_split(mnp.arange(5), 2)]
     [[0, 1, 2], [3, 4]]
     """
-    x = as_array(a)
+    x = as_array(ary)
     (dim,) = normalised_axes(axis, x.ndim, "array_split")
     length = x.shape[dim]
     if isinstance(indices_or_sections, (int, np.integer)):

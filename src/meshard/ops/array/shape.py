@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -161,7 +161,7 @@ register(Op("transpose", _transpose_rule, _transpose, dtypes=same_dtype, style="
 
 @checked
 def reshape(
-    a: ArrayLike, /, shape: ShapeLike, *, order: str = "C", copy: bool | None = None
+    a: ArrayLike, /, shape: ShapeLike, order: str = "C", *, copy: bool | None = None
 ) -> Array:
     """Return the array in another shape with the same elements in C order.
 
@@ -484,7 +484,7 @@ def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
         raise ShapeError(f"broadcast_shapes: the shapes {listed} do not broadcast.") from None
 
 
-def broadcast_arrays(*args: ArrayLike) -> list[Array]:
+def broadcast_arrays(*args: ArrayLike) -> tuple[Array, ...]:
     """Return the arrays broadcast against each other.
 
     >>> import meshard.numpy as mnp
@@ -493,26 +493,38 @@ def broadcast_arrays(*args: ArrayLike) -> list[Array]:
     """
     arrays = [as_array(a) for a in args]
     shape = broadcast_shapes(*[x.shape for x in arrays])
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple([broadcast_to(x, shape) for x in arrays])
 
 
-def atleast_1d(a: ArrayLike) -> Array:
-    """Return the array with at least one dim.
+@overload
+def atleast_1d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_1d(*arys: ArrayLike) -> Array | tuple[Array, ...]: ...
+def atleast_1d(*arys: ArrayLike) -> Array | tuple[Array, ...]:
+    """Return the array with at least one dim; of several arrays a tuple.
 
     >>> import meshard.numpy as mnp
     >>> mnp.atleast_1d(mnp.asarray(3)).shape
     (1,)
     """
-    x = as_array(a)
-    return reshape(x, (1,)) if x.ndim == 0 else x
+    return each_of(arys, lambda x: reshape(x, (1,)) if x.ndim == 0 else x)
 
 
-def atleast_2d(a: ArrayLike) -> Array:
-    """Return the array with at least two dims.
+def each_of(arrays: Sequence[Any], function: Callable[[Any], Any]) -> Any:
+    """Return what a function makes of an array, or a tuple of that for several."""
+    found = tuple([function(as_array(a)) for a in arrays])
+    return found[0] if len(found) == 1 else found
+
+
+@overload
+def atleast_2d(ary: ArrayLike, /) -> Array: ...
+@overload
+def atleast_2d(*arys: ArrayLike) -> Array | tuple[Array, ...]: ...
+def atleast_2d(*arys: ArrayLike) -> Array | tuple[Array, ...]:
+    """Return the array with at least two dims; of several arrays a tuple.
 
     >>> import meshard.numpy as mnp
     >>> mnp.atleast_2d(mnp.arange(3)).shape
     (1, 3)
     """
-    x = as_array(a)
-    return x if x.ndim >= 2 else reshape(x, (1, x.size))
+    return each_of(arys, lambda x: x if x.ndim >= 2 else reshape(x, (1, x.size)))

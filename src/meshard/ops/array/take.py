@@ -54,6 +54,7 @@ def take(
     a: ArrayLike,
     indices: ArrayLike | Sequence[int],
     axis: int | None = None,
+    out: None = None,
     mode: str | None = None,
     *,
     fill_value: ArrayLike | None = None,
@@ -64,6 +65,7 @@ def take(
         a: the array; where the dim is split, each device gets the elements that it lacks.
         indices: integers of any shape.
         axis: the dim.
+        out: None; arrays are immutable.
         mode: None refuses positions out of bounds; ``"clip"`` and ``"wrap"`` bring them inside,
             ``"fill"`` gives ``fill_value`` for them. Traced positions cannot be checked in time:
             with None they are filled, as in JAX.

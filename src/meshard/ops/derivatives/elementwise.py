@@ -172,6 +172,7 @@ UNARY: dict[str, Any] = {
     "nan_to_num": lambda y, x, **_: o.isfinite(x),
     "reduce_precision": 1.0,
     "again": 1.0,
+    "checkpoint_name": 1.0,
 }
 """For each row of one operand its derivative, from the result and the operand."""
 
@@ -226,7 +227,6 @@ BINARY: dict[str, tuple[Any, Any]] = {
     ),
     "nextafter": (1.0, None),
     "heaviside": (None, lambda y, a, b: o.equal(a, 0)),
-    "interpolate": (lambda y, a, b, part: 1.0 - part, lambda y, a, b, part: part),
 }
 """For each row of two operands its partial derivatives, from the result and the operands."""
 
@@ -260,7 +260,7 @@ OTHERS: dict[str, Derivative] = {
             lambda y, x, low, high: o.less(high, x),
         )
     ),
-    "interpolate_at": Partials(
+    "interpolate": Partials(
         (
             lambda y, a, b, part: o.subtract(1, part),
             lambda y, a, b, part: part,

@@ -36,12 +36,15 @@ def is_differentiable(x: Any) -> bool:
     return dtype is None or is_float(dtype) or dtype.kind == "c"
 
 
+def in_body(x: Any) -> bool:
+    """Whether a value is one of a `shard_map` body."""
+    return isinstance(x, Traced) and not isinstance(x.aval, ArrayType)
+
+
 def varying(x: Any) -> frozenset[str]:
     """Return the axes over which a value varies; none outside of `shard_map` bodies."""
-    if not isinstance(x, Traced):
-        return frozenset()
-    aval: Any = x.aval
-    return frozenset() if isinstance(aval, ArrayType) else aval.vma
+    found: frozenset[str] = x.aval.vma if in_body(x) else frozenset()
+    return found
 
 
 def shrunk(g: Any, like: Any) -> Any:

@@ -35,6 +35,7 @@ from meshard.ops.engine.decision import (
     KernelDecision,
     KernelDtypes,
 )
+from meshard.ops.engine.each import each_row
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
 from meshard.ops.engine.reduction import Partials, plan_reduction
 from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
@@ -50,7 +51,7 @@ Type = ArrayType | type[Any]
 
 def find_row(name: str) -> Op | MoveOp | None:
     """Return the row of an operation; None if there is none, as for collectives."""
-    return REGISTRY.get(name)
+    return REGISTRY.get(name) or each_row(name)
 
 
 def row_of(name: str) -> Op | MoveOp:
@@ -452,12 +453,12 @@ class _Kernel:
     def _combination(self, output: ArrayType) -> Combination:
         scatter = None if self.scatter is None else self.scatter[0]
         if self.world.process_count == 1:
-            return Combination(None, scatter)
+            return Combination(None, scatter, output)
         axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
         partials = Partials(
             self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
         )
-        return Combination(plan_reduction(self.world, partials, scatter), scatter)
+        return Combination(plan_reduction(self.world, partials, scatter), scatter, output)
 
     def _fold(self, output: ArrayType) -> Wire:
         """Return what crosses when partial results are combined."""

@@ -120,10 +120,12 @@ class Combination:
         across: joins those of several processes; None where this process holds all of them.
         scatter: the dim along which each device that gave a partial result keeps a part of the
             combined one; None where all of them keep the whole.
+        type_: the type of the combined result, and of each partial one, before it is divided.
     """
 
     across: Reduction | None
     scatter: int | None
+    type_: ArrayType
 
 
 @final

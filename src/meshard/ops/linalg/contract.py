@@ -258,13 +258,19 @@ def _aligned(what: str, x: Array, y: Array, core: int) -> tuple[Any, Any]:
 
 @checked
 def dot(
-    a: ArrayLike, b: ArrayLike, *, preferred_element_type: DtypeLike = None, precision: Any = None
+    a: ArrayLike,
+    b: ArrayLike,
+    out: None = None,
+    *,
+    preferred_element_type: DtypeLike = None,
+    precision: Any = None,
 ) -> Array:
     """Return the dot product: over the last dim of ``a`` and the second last of ``b``.
 
     Args:
         a: the first operand; a number multiplies.
         b: the second operand; of one dim, it is summed over that.
+        out: None; arrays are immutable.
         preferred_element_type: the result's dtype.
         precision: accepted as in JAX.
 
@@ -387,7 +393,8 @@ def _check_last(what: str, x: Array, y: Array) -> None:
         )
 
 
-def outer(a: ArrayLike, b: ArrayLike) -> Array:
+@checked
+def outer(a: ArrayLike, b: ArrayLike, out: None = None) -> Array:
     """Return all products of elements of two arrays, as a matrix.
 
     >>> import meshard, meshard.numpy as mnp

@@ -48,19 +48,43 @@ def _limit(x: Array, s: Any, rtol: Any) -> Any:
 
 
 @checked
-def pinv(a: ArrayLike, *, rtol: ArrayLike | None = None, hermitian: bool = False) -> Array:
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
+    """Return the cross products of vectors with three elements, as ``meshard.numpy.cross``.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.cross(mnp.asarray([1, 0, 0]), mnp.asarray([0, 1, 0])).tolist()
+    [0, 0, 1]
+    """
+    return matrix.cross(x1, x2, axis=axis)
+
+
+@checked
+def pinv(
+    a: ArrayLike,
+    rcond: ArrayLike | None = None,
+    hermitian: bool = False,
+    *,
+    rtol: ArrayLike | None = None,
+) -> Array:
     """Return the pseudo-inverses of matrices.
 
     Args:
         a: matrices, ``(..., m, n)``.
+        rcond: another name of ``rtol``, as NumPy has it.
+        hermitian: accepted as in NumPy.
         rtol: the share of the greatest singular value up to which one counts as zero; by default
             the longer side times the dtype's eps.
-        hermitian: accepted as in NumPy.
+
+    Raises:
+        ArgumentError: if both ``rcond`` and ``rtol`` are given.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.pinv(mnp.asarray([[2.0, 0.0], [0.0, 0.0]])).tolist()
     [[0.5, 0.0], [0.0, 0.0]]
     """
+    if rcond is not None and rtol is not None:
+        raise ArgumentError("pinv: rcond and rtol are two names of one share; give one of them.")
+    rtol = rcond if rtol is None else rtol
     x = matrices("pinv", a)
     if not x.size:
         return matrix_transpose(x)
@@ -72,14 +96,20 @@ def pinv(a: ArrayLike, *, rtol: ArrayLike | None = None, hermitian: bool = False
     return matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
 
 
+@checked
 def matrix_rank(
-    A: ArrayLike, tol: ArrayLike | None = None, *, rtol: ArrayLike | None = None
+    A: ArrayLike,
+    tol: ArrayLike | None = None,
+    hermitian: bool = False,
+    *,
+    rtol: ArrayLike | None = None,
 ) -> Array:
     """Return the ranks of matrices: how many singular values are not zero.
 
     Args:
         A: matrices, ``(..., m, n)``.
         tol: the value up to which a singular value counts as zero.
+        hermitian: accepted as in NumPy.
         rtol: the same as a share of the greatest; by default the longer side times the eps.
 
     Raises:

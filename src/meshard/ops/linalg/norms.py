@@ -62,7 +62,12 @@ def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> A
 
 @checked
 def trace(
-    a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike = None
+    a: ArrayLike,
+    offset: int = 0,
+    axis1: int = 0,
+    axis2: int = 1,
+    dtype: DtypeLike = None,
+    out: None = None,
 ) -> Array:
     """Return the sum of the diagonal of two dims; takes what `diagonal` takes.
 
@@ -91,13 +96,24 @@ register(Op("cross", "... !c, ... !c -> ... c", _cross, dtypes=_cross_law, alike
 
 
 @checked
-def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
+def cross(
+    a: ArrayLike,
+    b: ArrayLike,
+    axisa: int = -1,
+    axisb: int = -1,
+    axisc: int = -1,
+    axis: int | None = None,
+) -> Array:
     """Return the cross products of vectors with three elements.
 
     Args:
-        x1: the first vectors.
-        x2: the second vectors; other dims broadcast.
-        axis: the dim, of size three, that holds a vector; counted from the end if negative.
+        a: the first vectors.
+        b: the second vectors; other dims broadcast.
+        axisa: the dim of ``a``, of size three, that holds a vector; counted from the end if
+            negative.
+        axisb: that of ``b``.
+        axisc: that of the result.
+        axis: the same for all three, instead.
 
     Raises:
         ShapeError: if that dim has another size.
@@ -106,16 +122,18 @@ def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     >>> mnp.cross(mnp.asarray([1, 0, 0]), mnp.asarray([0, 1, 0])).tolist()
     [0, 0, 1]
     """
-    x, y = as_array(x1), as_array(x2)
-    for value in (x, y):
-        dims = normalised_axes(axis, value.ndim, "cross")
+    first, second, third = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    vectors = []
+    for given, at in ((a, first), (b, second)):
+        value = as_array(given)
+        dims = normalised_axes(at, value.ndim, "cross")
         if value.shape[dims[0]] != 3:
             raise ShapeError(
                 f"cross: vectors must have three elements, but dim {dims[0]} of the shape "
                 f"{value.shape} has {value.shape[dims[0]]}."
             )
-    found = bind("cross", moveaxis(x, axis, -1), moveaxis(y, axis, -1))
-    return moveaxis(found, -1, axis)
+        vectors.append(moveaxis(value, at, -1))
+    return moveaxis(bind("cross", *vectors), -1, third)
 
 
 # norms
@@ -165,9 +183,9 @@ def vector_norm(
         return found.astype(_law(x), copy=False)
     size = bind("absolute", value)
     if ord == np.inf:
-        found = max_(size, axis, keepdims)
+        found = max_(size, axis, None, keepdims)
     elif ord == -np.inf:
-        found = min_(size, axis, keepdims)
+        found = min_(size, axis, None, keepdims)
     elif ord == 0:
         found = sum_(bind("not_equal", size, 0).astype(size.dtype), axis, keepdims=keepdims)
     elif ord == 1:

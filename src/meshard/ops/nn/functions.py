@@ -209,8 +209,10 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     if not approximate:
         # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
         return value * 0.5 * bind("erfc", value * -float(np.sqrt(0.5)))
-    inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
-    return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
+    # A product: a power of negative numbers takes NumPy fifty times as long.
+    inner = value * (1.0 + 0.044715 * value * value)
+    # Likewise (1 + tanh(x)) / 2, which is sigmoid(2 x).
+    return value * sigmoid(float(np.sqrt(8 / np.pi)) * inner)
 
 
 @_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
@@ -455,7 +457,7 @@ def logmeanexp(
     if where is None:
         return total - float(np.log(math.prod(value.shape[d] for d in dims)))
     mask = broadcast_to(where_of(value, where, "logmeanexp"), value.shape)
-    return total - bind("log", sum_(mask, dims, value.dtype, keepdims))
+    return total - bind("log", sum_(mask, dims, value.dtype, None, keepdims))
 
 
 @checked

@@ -13,14 +13,23 @@ from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
 from meshard.ops.array.info import finfo
+from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
+from meshard.ops.array.take import take
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.laws import default_float, is_float, is_whole, operand_dtype, same_dtype
+from meshard.ops.dtypes.laws import (
+    default_complex,
+    default_float,
+    is_whole,
+    operand_dtype,
+    same_dtype,
+)
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.ops.pieces import in_pieces
 from meshard.ops.reductions.reduce import all as all_
+from meshard.ops.reductions.sort import argsort
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -58,8 +67,7 @@ def _interp_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...
     for name, operand in zip(("x", "xp"), operands, strict=False):
         if operand_dtype(operand).kind == "c":
             raise DtypeError(f"interp: {name} must be real, but its dtype is complex.")
-    dtype = operands[2][1]
-    is_complex = isinstance(dtype, np.dtype) and dtype.kind == "c"
+    is_complex = operand_dtype(operands[2]).kind == "c"
     return (np.dtype(np.complex128 if is_complex else np.float64),)
 
 
@@ -162,7 +170,7 @@ def nan_to_num(
     """
     value = as_array(x)
     if is_whole(value.dtype):
-        return value
+        return value.copy()
     ends = [None if v is None else float(v) for v in (posinf, neginf)]
     return bind("nan_to_num", value, nan=float(nan), posinf=ends[0], neginf=ends[1])
 
@@ -286,12 +294,15 @@ def select(
 
 
 @checked
-def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> Array:
+def choose(
+    a: ArrayLike, choices: Sequence[ArrayLike], out: None = None, mode: str = "raise"
+) -> Array:
     """Return for each position the element of the choice that a number there selects.
 
     Args:
         a: the numbers of choices.
         choices: arrays, which broadcast.
+        out: None; arrays are immutable.
         mode: ``"raise"`` refuses other numbers; ``"wrap"`` and ``"clip"`` bring them inside.
 
     Raises:
@@ -315,7 +326,7 @@ def choose(a: ArrayLike, choices: Sequence[ArrayLike], mode: str = "raise") -> A
             "mode='raise' checks that each number names a choice. Give mode='clip' or "
             "mode='wrap', which bring them inside.",
         )
-        return choose(number, choices, mode)
+        return choose(number, choices, mode=mode)
     elif not bool(all_(bind("logical_and", number >= 0, number < count))):
         raise ArgumentError(
             f"choose: a number is outside the {count} choices, 0 to {count - 1}; mode='clip' "
@@ -349,14 +360,14 @@ def polyval(p: ArrayLike, x: ArrayLike) -> Array:
     return found
 
 
-@checked(period="Bring the points into one period with remainder(x, period) first.")
+@checked
 def interp(
     x: ArrayLike,
     xp: ArrayLike,
     fp: ArrayLike,
     left: float | None = None,
     right: float | None = None,
-    period: None = None,
+    period: float | None = None,
 ) -> Array:
     """Return values between points joined by lines; laid out like ``x``.
 
@@ -368,11 +379,12 @@ def interp(
         fp: the points' values.
         left: the value before the first point, by default the first.
         right: the value after the last point, by default the last.
-        period: None; periodic points are not supported.
+        period: after what distance the points repeat; their places need not rise then, and
+            ``left`` and ``right`` have no effect.
 
     Raises:
         ShapeError: if the points' places and values do not pair up.
-        ArgumentError: if ``period`` is given.
+        ArgumentError: if ``period`` is zero.
 
     >>> import meshard.numpy as mnp
     >>> mnp.interp(mnp.asarray([0.5, 9.0]), mnp.asarray([0, 1]), mnp.asarray([10, 20])).tolist()
@@ -385,10 +397,37 @@ def interp(
             f"{values.shape}; both must have one dim, of the same size and not empty."
         )
     at = as_array(x)
+    law = _interp_dtype(at.dtype, places.dtype, values.dtype)
+    if period is not None:
+        left = right = None
+        at, places, values = _periodic(at, places, values, float(period))
     ends = [None if v is None else float(v) for v in (left, right)]
     found = bind("interp", at, places, values, left=ends[0], right=ends[1])
-    law = values.dtype if is_float(values.dtype) or values.dtype.kind == "c" else default_float()
-    return found.astype(common_dtype("interp", (at.dtype, law)), copy=False)
+    return found.astype(law, copy=False)
+
+
+def _interp_dtype(*dtypes: Dtype) -> Dtype:
+    """Return the dtype of values between points: NumPy's, that of the longest floats.
+
+    Short floats of ml_dtypes, which NumPy does not know, keep theirs.
+    """
+    common = common_dtype("interp", dtypes)
+    if common in SMALL_FLOATS:
+        return common
+    wide = default_complex() if dtypes[2].kind == "c" else default_float()
+    return np.result_type(common, wide) if common.itemsize > wide.itemsize else wide
+
+
+def _periodic(x: Any, places: Any, values: Any, period: float) -> tuple[Any, Any, Any]:
+    """Return positions within one period, and points in order with one more at either end."""
+    if not period:
+        raise ArgumentError("interp: period must not be zero; None is for points that end.")
+    period = abs(period)
+    at, places = (bind("remainder", v.astype(default_float()), period) for v in (x, places))
+    order = argsort(places)
+    places, values = take(places, order), take(values, order)
+    rim = [places[-1:] - period, places, places[:1] + period]
+    return at, concatenate(rim), concatenate([values[-1:], values, values[:1]])
 
 
 def kron(a: ArrayLike, b: ArrayLike) -> Array:

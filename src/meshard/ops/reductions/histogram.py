@@ -16,6 +16,7 @@ from meshard.ops.dtypes.laws import default_float, is_whole
 from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
+from meshard.ops.reductions.bin_rules import estimated_bins
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_
 from meshard.ops.reductions.reduce import sum as sum_
@@ -95,16 +96,18 @@ def histogram_bin_edges(
     range: Sequence[float] | None = None,
     weights: ArrayLike | None = None,
 ) -> Array:
-    """Return the edges of bins that cover an array: a number of equal ones, or those given.
+    """Return the edges of bins that cover an array; ``bins`` are as of `histogram`.
 
     Raises:
-        ArgumentError: if ``bins`` is neither a positive integer nor rising edges.
+        ArgumentError: if ``bins`` is neither a positive integer, a rule, nor rising edges.
+        ConcretizationError: if a rule has to look at elements that are traced.
 
     >>> import meshard.numpy as mnp
     >>> mnp.histogram_bin_edges(mnp.asarray([0, 4]), 2).tolist()
     [0.0, 2.0, 4.0]
     """
-    x = as_array(a)
+    x = _subtractable(as_array(a))
+    _no_rule("histogram_bin_edges", bins, weights)
     if weights is not None:
         _weights("histogram_bin_edges", x, weights)
     return _edges("histogram_bin_edges", x, bins, range)
@@ -133,15 +136,13 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     if is_traced(bins) or (limits is not None and is_traced(*limits)):
         return _traced_edges(name, x, bins, limits)
     given = [v for v in (bins, *(limits or ())) if is_array(v)]
-    bins = _host_bins(name, bins)
+    bins, limits = _host_bins(name, x, bins, limits)
     sample = np.zeros(0, x.dtype)
     if limits is None and np.ndim(bins) == 0 and x.size:  # equal bins over the elements' range
         if is_traced(x):
             return _traced_edges(name, x, bins, limits)
         sample = np.stack([known(min_(x)), known(max_(x))])
     try:
-        if limits is not None:
-            limits = [known(v) if is_array(v) else v for v in limits]
         edges = np.histogram_bin_edges(sample, bins, limits)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
@@ -150,16 +151,15 @@ def _edges(name: str, x: Any, bins: Any, limits: Any) -> Any:
     return replicated_beside(name, np.array(edges), x, *given)
 
 
-def _host_bins(name: str, bins: Any) -> Any:
-    """Return bins that are not traced as a number or as NumPy's array of edges."""
+def _host_bins(name: str, x: Any, bins: Any, limits: Any) -> tuple[Any, Any]:
+    """Return bins that are not traced as a number or as NumPy's edges, and limits known here."""
+    if limits is not None:
+        limits = [known(v) if is_array(v) else v for v in limits]
     if isinstance(bins, str):
-        raise ArgumentError(
-            f"{name}: bins={bins!r} names a rule for choosing the bins, which is not supported; "
-            "give a number of bins, or their edges."
-        )
+        return estimated_bins(name, x, bins, limits)
     if isinstance(bins, (int, np.integer)):
-        return bins
-    return known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")
+        return bins, limits
+    return (known(bins) if is_array(bins) else as_host(bins, f"{name}: bins")), limits
 
 
 @checked
@@ -176,7 +176,9 @@ def histogram(
 
     Args:
         a: the array.
-        bins: a number of equal bins, or rising edges.
+        bins: a number of equal bins, rising edges, or a rule that chooses their number by the
+            elements: ``"auto"``, ``"doane"``, ``"fd"``, ``"rice"``, ``"scott"``, ``"sqrt"``,
+            ``"stone"`` or ``"sturges"``.
         range: the first and the last edge of equal bins; by default the extremes.
         density: whether to divide so that the integral is one.
         weights: what each element counts, in the array's shape.
@@ -189,16 +191,31 @@ def histogram(
     >>> mnp.histogram(mnp.asarray([1, 2, 1]), bins=[0, 1, 2, 3])[0].tolist()
     [0, 2, 1]
     """
-    x = as_array(a)
+    x = _subtractable(as_array(a))
+    _no_rule("histogram", bins, weights)
     edges = _edges("histogram", x, bins, range)
     operands = [x, edges]
     if weights is not None:
         operands.append(_weights("histogram", x, weights))
     found = bind("histogram", *operands, bins=edges.shape[0] - 1, weighted=weights is not None)
+    if weights is not None and operands[2].dtype.kind != "b":
+        found = found.astype(operands[2].dtype, copy=False)
     if density:
         widths = edges[1:] - edges[:-1]
         found = bind("divide", bind("divide", found, widths), sum_(found))
     return found, edges
+
+
+def _subtractable(x: Any) -> Any:
+    return x.astype(np.uint8) if x.dtype.kind == "b" else x
+
+
+def _no_rule(name: str, bins: Any, weights: Any) -> None:
+    if weights is not None and isinstance(bins, str):
+        raise ArgumentError(
+            f"{name}: bins={bins!r} chooses the bins by the elements alone, without weights; give "
+            "a number of bins, or their edges."
+        )
 
 
 def _weights(name: str, x: Any, weights: Any) -> Any:

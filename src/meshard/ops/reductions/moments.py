@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from meshard.errors import ShapeError
+from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.create import full_like
 from meshard.ops.array.shape import broadcast_to
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float
+from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float, is_whole
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -27,7 +29,7 @@ def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str)
     """Return how many elements take part: a number, or an array where that differs."""
     if where is None:
         return _count(x, dims)
-    return sum(broadcast_to(where_of(x, where, what), x.shape), dims, np.int64, keepdims)
+    return sum(broadcast_to(where_of(x, where, what), x.shape), dims, np.int64, None, keepdims)
 
 
 @checked
@@ -35,6 +37,7 @@ def mean(
     a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
+    out: None = None,
     keepdims: bool = False,
     *,
     where: ArrayLike | None = None,
@@ -45,6 +48,7 @@ def mean(
         a: the array.
         axis: the dims.
         dtype: the result's dtype.
+        out: None; arrays are immutable.
         keepdims: keep the dims, with size one.
         where: which elements take part, as bools that broadcast to the array.
 
@@ -53,10 +57,9 @@ def mean(
     1.5
     """
     x = as_array(a)
-    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
-    wanted = own if dtype is None else as_dtype(dtype)
+    wanted = _moment_dtype(x, dtype)
     dims = normalised_axes(axis, x.ndim, "mean")
-    total = sum(x, dims, accumulator(wanted), keepdims, where=where)
+    total = sum(x, dims, accumulator(wanted), None, keepdims, where=where)
     found = bind("divide", total, _counted(x, dims, keepdims, where, "mean"))
     return found if found.dtype == wanted else found.astype(wanted)
 
@@ -66,11 +69,13 @@ def var(
     a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    correction: float | None = None,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
+    correction: float | None = None,
 ) -> Array:
     """Return the variance over dims, all by default.
 
@@ -78,28 +83,83 @@ def var(
         a: the array.
         axis: the dims.
         dtype: the result's dtype; by default the array's, for integers the default float.
+        out: None; arrays are immutable.
         ddof: what is subtracted from the divisor, the number of elements.
         keepdims: keep the dims, with size one.
-        correction: the Array API standard's name of ``ddof``.
         where: which elements take part, as bools that broadcast to the array.
+        mean: the mean, if it is known, as `mean` gives it with ``keepdims=True``.
+        correction: the Array API standard's name of ``ddof``.
+
+    Raises:
+        ShapeError: if ``where`` or ``mean`` does not broadcast to the array.
+        ArgumentError: if both ``ddof`` and ``correction`` are given.
 
     >>> import meshard.numpy as mnp
     >>> float(mnp.var(mnp.asarray([1, 2, 3]), ddof=1))
     1.0
     """
-    ddof = ddof if correction is None else correction
     x = as_array(a)
-    own = x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
-    wanted = own if dtype is None else as_dtype(dtype)
+    wanted = _moment_dtype(x, dtype)
     wide = accumulator(wanted)
     dims = normalised_axes(axis, x.ndim, "var")
-    off = bind("subtract", x, mean(x, dims, wide, keepdims=True, where=where))
+    off = bind("subtract", x, _mean_of("var", x, dims, wide, where, mean))
     real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
     squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
-    divisor = _counted(x, dims, keepdims, where, "var") - ddof
+    divisor = _counted(x, dims, keepdims, where, "var") - corrected("var", ddof, correction)
     divisor = max(divisor, 0.0) if where is None else bind("maximum", divisor, 0)
     found = bind("divide", sum(squares, dims, keepdims=keepdims, where=where), divisor)
     return found if found.dtype == real_dtype else found.astype(real_dtype)
+
+
+def corrected(what: str, ddof: float, correction: float | None) -> float:
+    """Return what is subtracted from a divisor, by either of its names.
+
+    Raises:
+        ArgumentError: if both are given.
+    """
+    if correction is None:
+        return ddof
+    if ddof:
+        raise ArgumentError(
+            f"{what}: ddof={ddof} and correction={correction} are two names of one number; give "
+            "one of them."
+        )
+    return correction
+
+
+def _moment_dtype(x: Any, dtype: Any) -> Any:
+    if dtype is not None:
+        return as_dtype(dtype)
+    return x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
+
+
+_mean = mean
+
+
+def _mean_of(what: str, x: Any, dims: Sequence[int], wide: Any, where: Any, given: Any) -> Any:
+    """Return the mean with its dims kept: the one that was given, or what the elements say."""
+    if given is None:
+        return _mean(x, dims, wide, keepdims=True, where=where)
+    return fitting(what, x, given)
+
+
+def fitting(what: str, x: Any, given: Any) -> Any:
+    """Return a mean that was given as an array.
+
+    Raises:
+        ShapeError: if it does not broadcast to an array.
+    """
+    value = as_array(given)
+    try:
+        fits = np.broadcast_shapes(value.shape, x.shape) == x.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{what}: mean= of shape {value.shape} does not broadcast to the array's shape "
+            f"{x.shape}; give what mean(x, axis, keepdims=True) returns."
+        )
+    return value
 
 
 @checked
@@ -107,11 +167,13 @@ def std(
     a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
+    out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    correction: float | None = None,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
+    correction: float | None = None,
 ) -> Array:
     """Return the standard deviation over dims, all by default; takes what `var` takes.
 
@@ -121,13 +183,37 @@ def std(
     """
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "std")
-    return bind("sqrt", var(x, dims, dtype, ddof, keepdims, correction=correction, where=where))
+    more: dict[str, Any] = {"correction": correction, "where": where, "mean": mean}
+    return bind("sqrt", var(x, dims, dtype, None, ddof, keepdims, **more))
 
 
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: Literal[False] = False,
+    *,
+    keepdims: bool = False,
+) -> Array: ...
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    *,
+    returned: Literal[True],
+    keepdims: bool = False,
+) -> tuple[Array, Array]: ...
 @checked
 def average(
-    a: ArrayLike, axis: Axis = None, weights: ArrayLike | None = None, keepdims: bool = False
-) -> Array:
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    *,
+    keepdims: bool = False,
+) -> Any:
     """Return the mean over dims, all by default.
 
     Args:
@@ -135,6 +221,7 @@ def average(
         axis: the dims.
         weights: how much each element counts: of the array's shape, or of the shape of the dims
             that ``axis`` names; equally by default.
+        returned: whether to return the sums of the weights, too.
         keepdims: keep the dims, with size one.
 
     Raises:
@@ -147,14 +234,21 @@ def average(
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "average")
     if weights is None:
-        return mean(x, dims, keepdims=keepdims)
+        found = _mean(x, dims, keepdims=keepdims)
+        return (found, full_like(found, _count(x, dims))) if returned else found
     w = as_array(weights)
     if w.shape != x.shape:
         w = _weights_along(x, w, axis)
-    if not is_float(x.dtype) and x.dtype.kind != "c":
-        x = x.astype(default_float())  # products of small integers would wrap
-    weighted = sum(bind("multiply", x, w), axis, keepdims=keepdims)
-    return weighted / sum(w, axis, weighted.dtype, keepdims)
+    # Products of small integers would wrap.
+    own = default_float() if is_whole(x.dtype) else x.dtype
+    wanted = common_dtype("average", (own, w.dtype))
+    weighted = bind("multiply", x.astype(wanted, copy=False), w)
+    total = sum(w, axis, accumulator(wanted), None, keepdims)
+    quotient = sum(weighted, axis, accumulator(wanted), None, keepdims) / total
+    found = quotient.astype(wanted, copy=False)
+    if not returned:
+        return found
+    return found, broadcast_to(total.astype(wanted, copy=False), found.shape)
 
 
 def _weights_along(x: Any, w: Any, axis: Axis) -> Any:

@@ -295,8 +295,8 @@ def sum(
     a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
+    out: None = None,
     keepdims: bool = False,
-    *,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
@@ -309,6 +309,7 @@ def sum(
         a: the array.
         axis: the dims.
         dtype: the result's dtype.
+        out: None; arrays are immutable.
         keepdims: keep the dims, with size one.
         initial: a value to add.
         where: which elements take part, as bools that broadcast to the array.
@@ -331,8 +332,8 @@ def prod(
     a: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike = None,
+    out: None = None,
     keepdims: bool = False,
-    *,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
@@ -363,7 +364,8 @@ def _not_empty(a: Any, axis: Axis, what: str) -> Any:
     return x
 
 
-def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
+def extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
+    """Return the ``"max"`` or ``"min"`` over dims, of a first value and of the elements named."""
     if initial is None:
         if where is not None:
             raise ArgumentError(
@@ -380,8 +382,8 @@ def _extreme_of(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, whe
 def max(
     a: ArrayLike,
     axis: Axis = None,
+    out: None = None,
     keepdims: bool = False,
-    *,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
@@ -390,6 +392,7 @@ def max(
     Args:
         a: the array.
         axis: the dims.
+        out: None; arrays are immutable.
         keepdims: keep the dims, with size one.
         initial: a value that counts as one more element.
         where: which elements take part; only with ``initial``.
@@ -402,15 +405,15 @@ def max(
     >>> int(mnp.max(mnp.arange(5)))
     4
     """
-    return _extreme_of("max", a, axis, keepdims, initial, where)
+    return extreme_of("max", a, axis, keepdims, initial, where)
 
 
 @checked
 def min(
     a: ArrayLike,
     axis: Axis = None,
+    out: None = None,
     keepdims: bool = False,
-    *,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
 ) -> Array:
@@ -422,11 +425,11 @@ def min(
     >>> mnp.min(mnp.asarray([[3, 1], [0, 2]]), axis=1).tolist()
     [1, 0]
     """
-    return _extreme_of("min", a, axis, keepdims, initial, where)
+    return extreme_of("min", a, axis, keepdims, initial, where)
 
 
 @checked
-def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """Return the difference of maximum and minimum over dims.
 
     >>> import meshard.numpy as mnp
@@ -434,18 +437,24 @@ def ptp(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     [4, 1]
     """
     x = _not_empty(a, axis, "ptp")
-    return max(x, axis, keepdims) - min(x, axis, keepdims)
+    return max(x, axis, None, keepdims) - min(x, axis, None, keepdims)
 
 
 @checked
 def any(
-    a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Return whether any element is true over dims, all by default.
 
     Args:
         a: the array.
         axis: the dims.
+        out: None; arrays are immutable.
         keepdims: keep the dims, with size one.
         where: which elements take part, as bools that broadcast to the array.
 
@@ -458,7 +467,12 @@ def any(
 
 @checked
 def all(
-    a: ArrayLike, axis: Axis = None, keepdims: bool = False, *, where: ArrayLike | None = None
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Return whether all elements are true over dims, all by default; arguments as for `any`.
 
@@ -470,7 +484,7 @@ def all(
 
 
 @checked
-def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+def count_nonzero(a: ArrayLike, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """Return the number of elements that are not zero over dims.
 
     >>> import meshard.numpy as mnp
@@ -492,12 +506,15 @@ def _positions(name: str, a: Any, axis: int | None, keepdims: bool) -> Any:
 
 
 @checked
-def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(
+    a: ArrayLike, axis: int | None = None, out: None = None, *, keepdims: bool = False
+) -> Array:
     """Return the position of the first maximum.
 
     Args:
         a: the array.
         axis: the dim; None for the flat array.
+        out: None; arrays are immutable.
         keepdims: keep the dims, with size one.
 
     Raises:
@@ -511,7 +528,9 @@ def argmax(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Arr
 
 
 @checked
-def argmin(a: ArrayLike, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(
+    a: ArrayLike, axis: int | None = None, out: None = None, *, keepdims: bool = False
+) -> Array:
     """Return the position of the first minimum along a dim; without one, in the flat array.
 
     >>> import meshard.numpy as mnp

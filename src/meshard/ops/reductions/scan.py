@@ -133,7 +133,9 @@ def _summed(x: Array, dtype: Any) -> Dtype:
 
 
 @checked
-def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
+def cumsum(
+    a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None, out: None = None
+) -> Array:
     """Return the running sums along a dim, or in the flat array.
 
     Along a split dim each device sums its own block; of each block only the total moves. The
@@ -144,6 +146,7 @@ def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Ar
         a: the array.
         axis: the dim; None for the flat array.
         dtype: the result's dtype; by default the array's, at least int64 for integers.
+        out: None; arrays are immutable.
 
     Raises:
         ArgumentError: if ``axis`` names no dim.
@@ -157,7 +160,9 @@ def cumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Ar
 
 
 @checked
-def cumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
+def cumprod(
+    a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None, out: None = None
+) -> Array:
     """Return the running products along a dim, or in the flat array; laid out as by `cumsum`.
 
     >>> import meshard.numpy as mnp
@@ -188,7 +193,9 @@ def cumlogsumexp(a: Any, axis: int | None = None) -> Any:
 
 
 @checked
-def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
+def nancumsum(
+    a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None, out: None = None
+) -> Array:
     """Return the running sums, NaN counted as zero.
 
     >>> import meshard.numpy as mnp
@@ -199,7 +206,9 @@ def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) ->
 
 
 @checked
-def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None) -> Array:
+def nancumprod(
+    a: ArrayLike, axis: int | None = None, dtype: DtypeLike = None, out: None = None
+) -> Array:
     """Return the running products, NaN counted as one.
 
     >>> import meshard.numpy as mnp
@@ -244,6 +253,7 @@ def cumulative_sum(
     *,
     axis: int | None = None,
     dtype: DtypeLike = None,
+    out: None = None,
     include_initial: bool = False,
 ) -> Array:
     """Return the running sums along a dim, as the Array API standard has it.
@@ -252,6 +262,7 @@ def cumulative_sum(
         x: the array.
         axis: the dim; needed unless there is only one.
         dtype: the result's dtype; by default as of `cumsum`.
+        out: None; arrays are immutable.
         include_initial: whether to begin with a zero, so that the dim is longer by one.
 
     Raises:
@@ -271,6 +282,7 @@ def cumulative_prod(
     *,
     axis: int | None = None,
     dtype: DtypeLike = None,
+    out: None = None,
     include_initial: bool = False,
 ) -> Array:
     """Return the running products along a dim, as the Array API standard has it.

@@ -526,6 +526,7 @@ def compress(
     condition: ArrayLike,
     a: ArrayLike,
     axis: int | None = None,
+    out: None = None,
     *,
     size: int | None = None,
     fill_value: ArrayLike = 0,
@@ -536,6 +537,7 @@ def compress(
         condition: one dim, at most as long as the dim; what it does not reach is left out.
         a: the array.
         axis: the dim; None for the flat array.
+        out: None; arrays are immutable.
         size: how many slices to return, which also traced values have.
         fill_value: what fills the rest where there are no more.
 

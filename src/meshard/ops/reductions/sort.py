@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, promoted
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import relaid, when_laid_out
+from meshard.ops.engine.later import Advised, relaid, when_laid_out
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -153,11 +154,11 @@ def _check_kind(name: str, kind: str | None) -> None:
 def sort(
     a: ArrayLike,
     axis: int | None = -1,
+    kind: str | None = None,
+    order: None = None,
     *,
     descending: bool = False,
     stable: bool | None = True,
-    kind: str | None = None,
-    order: None = None,
 ) -> Array:
     """Return the array sorted along a dim; NaN counts as the greatest.
 
@@ -168,10 +169,10 @@ def sort(
     Args:
         a: the array.
         axis: the dim; None for the flat array.
-        descending: whether the greatest comes first.
-        stable: accepted as in the standard; equal elements always keep their order.
         kind: accepted as in NumPy; the kernel chooses.
         order: accepted as in NumPy; arrays have no fields.
+        descending: whether the greatest comes first.
+        stable: accepted as in the standard; equal elements always keep their order.
 
     Raises:
         ArgumentError: if ``axis`` names no dim.
@@ -190,11 +191,11 @@ def sort(
 def argsort(
     a: ArrayLike,
     axis: int | None = -1,
+    kind: str | None = None,
+    order: None = None,
     *,
     descending: bool = False,
     stable: bool | None = True,
-    kind: str | None = None,
-    order: None = None,
 ) -> Array:
     """Return the positions that would sort the array along a dim; equal elements keep their order.
 
@@ -222,7 +223,13 @@ def _partitioned(name: str, a: Any, kth: Any, axis: int | None) -> Any:
 
 
 @checked
-def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
+def partition(
+    a: ArrayLike,
+    kth: int | Sequence[int],
+    axis: int | None = -1,
+    kind: str = "introselect",
+    order: None = None,
+) -> Array:
     """Return the array with its kth element where sorting puts it, and the lesser ones before it.
 
     All elements are in order, so that the result is the same in every layout.
@@ -231,6 +238,8 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
         a: the array.
         kth: the position, or several.
         axis: the dim; None for the flat array.
+        kind: ``"introselect"``, the only one that NumPy knows.
+        order: accepted as in NumPy; arrays have no fields.
 
     Raises:
         ArgumentError: if ``kth`` is not a position of the dim.
@@ -239,17 +248,25 @@ def partition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> 
     >>> int(mnp.partition(mnp.asarray([3, 9, 5, 1]), 1)[1])
     3
     """
+    choice_of(kind, ("introselect",), "partition", "kind")
     return _partitioned("partition", a, kth, axis)
 
 
 @checked
-def argpartition(a: ArrayLike, kth: int | Sequence[int], axis: int | None = -1) -> Array:
+def argpartition(
+    a: ArrayLike,
+    kth: int | Sequence[int],
+    axis: int | None = -1,
+    kind: str = "introselect",
+    order: None = None,
+) -> Array:
     """Return the positions that would `partition` the array.
 
     >>> import meshard.numpy as mnp
     >>> mnp.argpartition(mnp.asarray([30, 10, 20]), 0)[0].item()
     1
     """
+    choice_of(kind, ("introselect",), "argpartition", "kind")
     return _partitioned("argpartition", a, kth, axis)
 
 
@@ -376,33 +393,40 @@ register(
 )
 
 
-def _searched(x: Any, values: Any, *, side: str) -> Any:
-    """Return where values belong in a sorted array; those that are split go where they belong."""
-    own, other = x.aval.sharding, values.aval.sharding
-    dtype = promoted([x.dtype, values.dtype])
-    apart = (
-        isinstance(own, NamedSharding)
-        and isinstance(other, NamedSharding)
-        and own.mesh == other.mesh
-        and x.size > 0
-        and min(x.aval.layout.piece_count, values.aval.layout.piece_count) > 1
-        and dtype.kind in "iuf"
-        and dtype.isbuiltin
-    )
-    if not apart:
-        return bind("searchsorted", x, values, side=side)
-    x, values = (bind("astype", y, dtype=dtype) if y.dtype != dtype else y for y in (x, values))
-    size, cuts = x.shape[0], x.aval.layout.cuts[0]
-    places = tuple([min(c, size - 1) for c in cuts[:-1]])
-    firsts = bind("take_positions", x, dims=((0, (places,)),))
-    whole = NamedSharding(own.mesh, PartitionSpec(), memory_kind=own.memory_kind)
-    kind = here().type_of(firsts.shape, dtype, whole, firsts.aval.committed)
-    return bind("search_pieces", x, values, relaid(firsts, kind, "searchsorted"), side=side)
+@final
+@dataclass(frozen=True)
+class _Searched(Advised):
+    """Where values belong in a sorted array; those that are split go where they belong."""
+
+    side: str
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the places."""
+        (x, values), side = operands, self.side
+        own, other = x.aval.sharding, values.aval.sharding
+        dtype = promoted([x.dtype, values.dtype])
+        apart = (
+            isinstance(own, NamedSharding)
+            and isinstance(other, NamedSharding)
+            and own.mesh == other.mesh
+            and x.size > 0
+            and min(x.aval.layout.piece_count, values.aval.layout.piece_count) > 1
+            and dtype.kind in "iuf"
+            and dtype.isbuiltin
+        )
+        if not apart:
+            return bind("searchsorted", x, values, side=side)
+        x, values = (bind("astype", y, dtype=dtype) if y.dtype != dtype else y for y in (x, values))
+        places = tuple([min(c, x.shape[0] - 1) for c in x.aval.layout.cuts[0][:-1]])
+        firsts = bind("take_positions", x, dims=((0, (places,)),))
+        whole = NamedSharding(own.mesh, PartitionSpec(), memory_kind=own.memory_kind)
+        kind = here().type_of(firsts.shape, dtype, whole, firsts.aval.committed)
+        return bind("search_pieces", x, values, relaid(firsts, kind, "searchsorted"), side=side)
 
 
 @checked
 def searchsorted(
-    a: ArrayLike, v: ArrayLike, /, side: str = "left", sorter: ArrayLike | None = None
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None
 ) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
@@ -438,7 +462,7 @@ def searchsorted(
                 f"its shape is {order.shape}."
             )
         x = take(x, order)
-    return when_laid_out("searchsorted", _searched, x, values, side=side)
+    return when_laid_out("searchsorted", _Searched(side), x, values)
 
 
 @checked

@@ -8,12 +8,15 @@ branches lowered for the layouts of their carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.array.elementwise import AGAIN
+from meshard.ops.engine.cheapest import cheapest, cheapest_in_place
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
@@ -33,6 +36,7 @@ from meshard.transforms.lowering.executable import (
     Step,
     crossing,
     nothing_around,
+    purpose_of,
     turns,
 )
 from meshard.transforms.lowering.lowered_calls import lowered_call
@@ -46,6 +50,7 @@ from meshard.transforms.lowering.lowered_steps import (
 )
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
+from meshard.transforms.lowering.waiting_sums import WaitingSum, added, uses_of, waiting_sum
 from meshard.transforms.program.calls import (
     AlikeCall,
     ArrayCall,
@@ -99,42 +104,36 @@ def lower(
         return best
     least = _moved(best)
     found = preferences(program, follow.kinds, results)
-    for preferred in (found, {}) if least else (found,):
-        if preferred or least:
-            other = _Lowering(world, program, given, donated, decisions, preferred).lowered(
-                results, place
-            )
-            cost = _moved(other)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and preferred):
-                best, least = other, cost
+    guides = [_Guide(found, cheapest)] if found else []
+    if least:
+        guides.append(_Guide(found, cheapest_in_place))
+    for guide in guides:
+        other = _Lowering(world, program, given, donated, decisions, guide)
+        lowered = other.lowered(results, place)
+        cost = _moved(lowered)
+        # What is split costs less work than what every device computes.
+        if cost < least or (cost == least and guide.choose is cheapest):
+            best, least = lowered, cost
     return best
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Guide:
+    """What leads a lowering that does not only follow the operands.
+
+    Attributes:
+        preferred: how values had better be laid out.
+        choose: chooses a way to run an operation, given what is preferred.
+    """
+
+    preferred: Mapping[Var, NamedSharding]
+    choose: Callable[..., Decision]
 
 
 def _moved(executable: Executable) -> int:
     """Return the bytes that a program moves at least, all devices together."""
     return sum(times * crossing(step) for step, times in turns(executable))
-
-
-def _ways(
-    preferred: Sequence[NamedSharding | None], arrays: Sequence[int]
-) -> Iterator[tuple[Sequence[NamedSharding | None], int | None]]:
-    """Yield the ways to run an operation besides that which follows its operands.
-
-    Args:
-        preferred: how its results had better be laid out.
-        arrays: its operands that are arrays, if something moves: each may lead where several are.
-
-    Yields:
-        How results had better be laid out, if that is followed, and the operand that leads.
-    """
-    known = any(p is not None for p in preferred)
-    if known:
-        yield preferred, None
-    if len(arrays) > 1:
-        yield from (((), i) for i in arrays)
-        if known:
-            yield from ((preferred, i) for i in arrays)
 
 
 _Decisions = dict[Any, Decision]
@@ -158,6 +157,15 @@ class _Group:
         self.parts: tuple[NamedPart, ...] = ()
         self.runner: Callable[[], str] = str
 
+    @property
+    def purpose(self) -> str:
+        """What the operations are for."""
+        return purpose_of(self.eqns)
+
+    def clear(self) -> None:
+        """Let nothing be done here."""
+        self.eqns, self.inputs, self.outputs, self.wires = [], [], [], ()
+
     def settle(self) -> None:
         """Let an operation on few small cells that has stayed alone run as it does by itself."""
         if self.segment is None or self.decision is None or len(self.eqns) > 1:
@@ -177,11 +185,11 @@ class _Lowering:
         given: Sequence[Kind],
         donated: Sequence[int] | None,
         decisions: _Decisions,
-        preferred: Mapping[Var, NamedSharding] | None = None,
+        guide: _Guide | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
-        self._preferred = preferred
+        self._guide = guide
         self._decisions = decisions
         self.program = program
         self.given = tuple(given)
@@ -194,6 +202,8 @@ class _Lowering:
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+        self._waiting: dict[Var, WaitingSum] = {}
+        self._uses = uses_of(program)
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
@@ -205,7 +215,8 @@ class _Lowering:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
-                self._row(eqn)
+                if not self._sum(eqn):
+                    self._row(eqn)
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, AlikeCall):
@@ -247,6 +258,22 @@ class _Lowering:
                 return
         self._single(eqn, runner(decision), decision, made)
 
+    def _sum(self, eqn: Eqn) -> bool:
+        """Add a step for a sum of what was to be combined one by one; it replaces these steps."""
+        waiting = added(eqn, self._waiting, self._uses)
+        if waiting is None:
+            return False
+        for x in eqn.inputs:
+            assert isinstance(x, Var)
+            self._groups[self._level[x]].clear()
+        group = _Group(waiting.runner)
+        group.wires = waiting.wires
+        self._add(group, eqn, waiting.decisions[0].outputs)
+        group.name, group.line = waiting.name, waiting.eqns[0].line
+        group.eqns, group.inputs = list(waiting.eqns), list(waiting.inputs)
+        self._waiting[eqn.outputs[0]] = waiting
+        return True
+
     def _made(self, eqn: Eqn, kinds: Sequence[Kind], made: Sequence[bool]) -> list[Kind]:
         """Return what operands are, some of which are made arrays."""
         return [
@@ -261,18 +288,12 @@ class _Lowering:
             return best
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
-        if self._preferred is None:
+        guide = self._guide
+        if guide is None:
             return best
-        preferred = [self._preferred.get(v) for v in eqn.outputs]
+        preferred = [guide.preferred.get(v) for v in eqn.outputs]
         arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
-        least = self._bytes(best, preferred)
-        for followed, leading in _ways(preferred, arrays if best.wires else ()):
-            decision = self._way(eqn, kinds, followed, leading)
-            cost = self._bytes(decision, preferred)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and followed):
-                best, least = decision, cost
-        return best
+        return guide.choose(self.world, partial(self._way, eqn, kinds), preferred, arrays)
 
     def _way(
         self,
@@ -306,7 +327,7 @@ class _Lowering:
             return eqn, decision
         if any(now.moves) or now.outputs != decision.outputs:
             return eqn, decision
-        return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
+        return replace(eqn, inputs=tuple(inputs)), now
 
     def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
         """Return an operand in another layout, moved there once."""
@@ -314,20 +335,9 @@ class _Lowering:
         if key not in self._elsewhere:
             output = self._elsewhere[key] = Var(x.aval)
             call = ConstraintCall(target.sharding)
-            self._placed(
-                Eqn(call.name, (), (x,), (output,), eqn.line, call), x, output, target, eqn.name
-            )
+            moved = Eqn(call.name, (), (x,), (output,), eqn.line, call, eqn.purpose)
+            self._placed(moved, x, output, target, eqn.name)
         return self._elsewhere[key]
-
-    def _bytes(self, decision: Decision, preferred: Sequence[NamedSharding | None]) -> int:
-        """Return the bytes that an operation moves, and its results' way to where they go."""
-        wires = list(decision.wires)
-        for kind, sharding in zip(decision.outputs, preferred, strict=True):
-            if sharding is not None and sharding != kind.sharding:
-                target = self.world.type_of(kind.shape, kind.dtype, sharding, True)
-                if not kind.unplaced and target.layout != kind.layout:
-                    wires += wires_between(self.world, kind, target)
-        return sum(w.total for w in wires)
 
     def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
@@ -344,7 +354,11 @@ class _Lowering:
     ) -> None:
         """Add a step of one operation, some of whose operands are made arrays first."""
         weak = [v.weak for v in eqn.outputs]
-        if any(made) or any(w is not None for w in weak):
+        plain = not any(made) and not any(w is not None for w in weak)
+        waiting = waiting_sum(eqn, decision) if plain else None
+        if waiting is not None:
+            self._waiting[eqn.outputs[0]] = waiting
+        if not plain:
             run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
         group = _Group(run)
         group.wires = decision.wires
@@ -369,7 +383,9 @@ class _Lowering:
             return False
         names = [x if isinstance(x, Var) else None for x in eqn.inputs]
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
-        level = self._level_of_segment(part, names)
+        # What is computed again is so where the way back needs it, not as soon as it could be.
+        earliest = len(self._groups) - 1 if eqn.name == AGAIN else 0
+        level = self._level_of_segment(part, names, earliest)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
             self._groups[level].decision = decision
@@ -381,11 +397,11 @@ class _Lowering:
         self._set(eqn.outputs[0], part.output, level)
         return True
 
-    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None]) -> int:
+    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:
         """Return where the first segment is that an operation can join; the end if none is."""
         reads = [x for x in names if x is not None]
         first = max((self._level.get(x, -1) for x in reads), default=-1)
-        for level in range(max(first, 0), len(self._groups)):
+        for level in range(max(first, earliest, 0), len(self._groups)):
             segment = self._groups[level].segment
             if segment is None or not segment.accepts(part, names):
                 continue
@@ -432,7 +448,8 @@ class _Lowering:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
-        preferred = None if call.asked or not self._preferred else self._preferred.get(output)
+        guide = self._guide
+        preferred = None if call.asked or guide is None else guide.preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
         returned = zip(self.program.outputs, results or repeat(None), strict=False)
         # What is returned as it comes has the layout that it would have outside.
@@ -474,9 +491,11 @@ class _Lowering:
         if self.kind(atom) is kind:
             return atom
         output = Var(atom.aval if isinstance(atom, Var) else kind)
-        line = self._groups[self._level[atom]].line if atom in self._level else ""
+        made = self._groups[self._level[atom]] if atom in self._level else None
+        line, purpose = ("", "") if made is None else (made.line, made.purpose)
         call = ConstraintCall(kind.sharding)
-        self._placed(Eqn(call.name, (), (atom,), (output,), line, call), atom, output, kind)
+        eqn = Eqn(call.name, (), (atom,), (output,), line, call, purpose)
+        self._placed(eqn, atom, output, kind)
         return output
 
     # slots
@@ -492,6 +511,7 @@ class _Lowering:
         steps = [
             self._step(level, group, own, last, slots)
             for level, (group, own) in enumerate(zip(self._groups, reads, strict=True))
+            if group.eqns
         ]
         results = slots.all_of(outputs)
         return Executable(
@@ -523,6 +543,7 @@ class _Lowering:
         return Step(
             name=group.name,
             line=group.line,
+            purpose=group.purpose,
             inputs=tuple(map(self.kind, reads)),
             outputs=tuple([self.kinds[x] for x in group.outputs]),
             reads=slots.all_of(reads),
@@ -561,7 +582,7 @@ class _Lowering:
         own = self.program
         eqns = [eqn for group in self._groups for eqn in group.eqns]
         notes, parts = {}, {}
-        for group in self._groups:
+        for group in filter(lambda g: g.eqns, self._groups):
             notes[id(group.eqns[-1])] = crossing_text(group.wires)
             if group.parts:
                 parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]

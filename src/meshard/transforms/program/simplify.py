@@ -7,6 +7,7 @@ written twice, or that lay a value out only for it to be laid out again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.doors import Params
 from meshard.transforms.program.calls import ConstraintCall
+from meshard.transforms.program.needed import without_unneeded
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var
 
 
@@ -25,12 +27,7 @@ def simplified(program: Program) -> tuple[Program, list[int]]:
     """
     eqns, outputs = _shared(program)
     eqns = _merged(eqns, outputs)
-    eqns = _needed(eqns, outputs)
-    used = {x for e in eqns for x in e.inputs if isinstance(x, Var)}
-    used |= {x for x in outputs if isinstance(x, Var)}
-    kept = [i for i, v in enumerate(program.captured) if v in used]
-    captured = tuple([program.captured[i] for i in kept])
-    return Program(captured, program.inputs, tuple(eqns), tuple(outputs), program.name), kept
+    return without_unneeded(replace(program, eqns=tuple(eqns), outputs=tuple(outputs)))
 
 
 def _key(atom: Atom) -> Any:
@@ -49,7 +46,7 @@ def _shared(program: Program) -> tuple[list[Eqn], list[Atom]]:
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
         if inputs != eqn.inputs:
-            eqn = Eqn(eqn.name, eqn.params, inputs, eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=inputs)
         if eqn.call is None or isinstance(eqn.call, ConstraintCall):
             detail = eqn.call.sharding if isinstance(eqn.call, ConstraintCall) else None
             key = eqn.name, exact_key(eqn.params), detail, tuple(map(_key, inputs))
@@ -84,17 +81,6 @@ def _merged(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
             says_all = not isinstance(spec, PartitionSpec) or not spec.unconstrained
             while says_all and isinstance(x, Var) and x in origin and uses[x] == 1:
                 x = origin[x]
-            eqn = Eqn(eqn.name, eqn.params, (x,), eqn.outputs, eqn.line, eqn.call)
+            eqn = replace(eqn, inputs=(x,))
         found.append(eqn)
     return found
-
-
-def _needed(eqns: list[Eqn], outputs: list[Atom]) -> list[Eqn]:
-    """Leave out what nobody reads."""
-    needed = {x for x in outputs if isinstance(x, Var)}
-    found = []
-    for eqn in reversed(eqns):
-        if any(v in needed for v in eqn.outputs):
-            needed.update(x for x in eqn.inputs if isinstance(x, Var))
-            found.append(eqn)
-    return found[::-1]

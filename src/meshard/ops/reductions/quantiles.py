@@ -1,0 +1,510 @@
+"""Medians and quantiles: elements of given ranks, and what is between two of them.
+
+In: an array, dims, and parts from 0 to 1. Out: of each part the element that stands there when all
+are sorted, or a number between two elements, by one of NumPy's thirteen methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshard.algebra.arguments import choice_of
+from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.ops.array import elementwise
+from meshard.ops.array.join import concatenate
+from meshard.ops.array.samplesort import known, sort_split
+from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis, reshape
+from meshard.ops.array.take import take, take_along_axis
+from meshard.ops.checked import checked
+from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, default_float, is_float, same_dtype
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, kind_of
+from meshard.ops.engine.concrete import is_traced
+from meshard.ops.reductions.reduce import count_nonzero
+from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.reductions.scan import cumsum
+from meshard.ops.reductions.select import selected
+from meshard.ops.reductions.sort import argsort, sort
+from meshard.ops.row import Dtype, Op, register
+from meshard.runtime.array.array import Array
+from meshard.runtime.doors import bind
+from meshard.runtime.moving.place import as_array
+from meshard.runtime.types import ArrayLike, Block, dtype_name
+
+# the methods: Hyndman and Fan, "Sample quantiles in statistical packages", 1996, and NumPy's own
+
+
+def _discrete(at: Any, onto: Any, xp: Any) -> Any:
+    """Return the place after a position, or the position itself where a condition holds."""
+    low = xp.floor(at)
+    return xp.maximum(xp.where(onto(at - low, low), low, low + 1), 0)
+
+
+_EXACT: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "inverted_cdf": lambda n, q, xp: _discrete(n * q - 1, lambda part, low: part == 0, xp),
+    "closest_observation": lambda n, q, xp: _discrete(
+        n * q - 1.5, lambda part, low: xp.logical_and(part == 0, low % 2 == 1), xp
+    ),
+    "lower": lambda n, q, xp: xp.floor((n - 1) * q),
+    "higher": lambda n, q, xp: xp.ceil((n - 1) * q),
+    "nearest": lambda n, q, xp: xp.rint((n - 1) * q),
+}
+"""Methods that pick an element: its place among n."""
+
+_SHIFTS = {
+    "interpolated_inverted_cdf": (0.0, 1.0),
+    "hazen": (0.5, 0.5),
+    "weibull": (0.0, 0.0),
+    "median_unbiased": (1 / 3, 1 / 3),
+    "normal_unbiased": (3 / 8, 3 / 8),
+}
+_METHODS = (*_EXACT, *_SHIFTS, "linear", "midpoint", "averaged_inverted_cdf")
+
+
+def _neighbours(method: str, n: Any, q: Any, xp: Any) -> tuple[Any, Any, Any]:
+    """Return the places of two elements among n, and how far between them a quantile is.
+
+    Args:
+        method: one of NumPy's.
+        n: how many elements there are.
+        q: the part, from 0 to 1.
+        xp: the functions to compute with: NumPy's, or those of arrays.
+    """
+    last = xp.maximum(n - 1, 0)
+    if method in _EXACT:
+        place = xp.minimum(xp.maximum(_EXACT[method](n, q, xp), 0), last)
+        return place, place, 0.0
+    if method in _SHIFTS:
+        alpha, beta = _SHIFTS[method]
+        at = n * q + (alpha + q * (1 - alpha - beta)) - 1
+    else:
+        at = n * q - 1 if method == "averaged_inverted_cdf" else (n - 1) * q
+    low = xp.floor(at)
+    part = at - low
+    if method == "midpoint":
+        part = xp.where(part == 0, 0.0, 0.5)
+    elif method == "averaged_inverted_cdf":
+        part = xp.where(part == 0, 0.5, 1.0)
+    ends = [xp.minimum(xp.maximum(place, 0), last) for place in (low, low + 1)]
+    return ends[0], ends[1], part
+
+
+def _interpolate(below: Block, above: Block, part: Any) -> Any:
+    """Return a value between two elements; next to an infinite one it is infinite, too."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        step = above - below
+        found = np.where(part >= 0.5, above - step * (1 - part), below + step * part)
+        found = np.where(np.isinf(step), below * (1 - part) + above * part, found)
+    found = np.where(part == 1, above, np.where(part == 0, below, found))
+    return np.where(above == below, above, found).astype(below.dtype, copy=False)
+
+
+register(Op("interpolate", "..., ..., ... -> ...", _interpolate, dtypes=same_dtype))
+
+
+# what is asked for
+
+
+class _Asked(NamedTuple):
+    """What is asked of an array.
+
+    Attributes:
+        name: the function, for errors.
+        q: parts from 0 to 1, an array or a NumPy array.
+        method: one of NumPy's.
+        weak: whether the parts leave a float its dtype.
+        keepdims: whether dims stay, with size one.
+        without_nan: whether NaN is left out.
+    """
+
+    name: str
+    q: Any
+    method: str = "linear"
+    weak: bool = True
+    keepdims: bool = False
+    without_nan: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the results are elements of the array."""
+        at_ends = self.method == "linear" and self.q.dtype.kind in "biu"
+        return self.method in _EXACT or at_ends
+
+    def law(self, dtype: Dtype) -> Dtype:
+        """Return the results' dtype, of elements of a dtype."""
+        if self.exact:
+            return dtype
+        own = dtype if is_float(dtype) else default_float()
+        if self.weak or is_traced(self.q):
+            return own
+        wide = self.q.dtype if own.itemsize > 1 and is_float(self.q.dtype) else own
+        return common_dtype(self.name, (own, default_float() if wide == np.float64 else wide))
+
+
+class _Merged(NamedTuple):
+    """An array whose dims of interest are one last dim.
+
+    Attributes:
+        x: the array.
+        dims: the dims that were merged.
+    """
+
+    x: Any
+    dims: tuple[int, ...]
+
+
+def _merged(name: str, a: Any, axis: Axis, dims: Sequence[int] | None = None) -> _Merged:
+    """Return an array with some dims merged at its end.
+
+    Raises:
+        DtypeError: if the elements are complex.
+        ShapeError: if there are none to choose from.
+    """
+    x = as_array(a)
+    if x.dtype.kind == "c":
+        raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
+    own = normalised_axes(axis, x.ndim, name)
+    kept = [n for d, n in enumerate(x.shape) if d not in own]
+    size = math.prod(x.shape[d] for d in own)
+    if not size and math.prod(kept):
+        raise ShapeError(
+            f"{name}: dims {own} of the shape {x.shape} are empty; the {name} of no "
+            "elements is undefined."
+        )
+    last = moveaxis(x, own, range(x.ndim - len(own), x.ndim))
+    return _Merged(reshape(last, (*kept, size or 1)), own)
+
+
+def _in_order(merged: _Merged, law: Dtype, exact: bool) -> Any:
+    """Return an array in the dtype in which its quantiles are computed."""
+    return merged.x if exact else merged.x.astype(accumulator(law), copy=False)
+
+
+def _finished(found: Any, merged: _Merged, asked: _Asked, law: Dtype, lead: int) -> Any:
+    """Restore dims behind some leading ones, and give a result its dtype."""
+    if asked.keepdims:
+        found = expand_dims(found, tuple(d + lead for d in merged.dims))
+    return found.astype(law, copy=False)
+
+
+def _or_nan(found: Any, greatest: Any) -> Any:
+    """Put NaN where the greatest element is one."""
+    if greatest.dtype.kind in "biu":
+        return found
+    return bind("where", bind("isnan", greatest), greatest, found)
+
+
+def _at_known(merged: _Merged, asked: _Asked) -> Any:
+    """Return quantiles at known places: of the elements only those are looked for."""
+    x, size = merged.x, merged.x.shape[-1]
+    law = asked.law(x.dtype)
+    parts = asked.q.reshape(-1)
+    if not parts.size:
+        raise ArgumentError(f"{asked.name}: q is empty.")
+    lows, highs, between = _neighbours(asked.method, size, parts, np)
+    between = np.broadcast_to(between, parts.shape)
+    ranks = sorted({size - 1, *lows.astype(int).tolist(), *highs.astype(int).tolist()})
+    elements = selected(_in_order(merged, law, asked.exact), tuple(ranks))
+    one = {rank: elements[(..., i)] for i, rank in enumerate(ranks)}
+    results = []
+    for low, high, part in zip(lows.astype(int), highs.astype(int), between.tolist(), strict=True):
+        found = one[low]
+        if part and low != high:
+            found = bind("interpolate", found, one[high], part)
+        results.append(_finished(_or_nan(found, one[size - 1]), merged, asked, law, 0))
+    if not asked.q.ndim:
+        return results[0]
+    joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
+    return reshape(joined, (*asked.q.shape, *results[0].shape))
+
+
+def _at_computed(merged: _Merged, asked: _Asked) -> Any:
+    """Return quantiles at places that are computed: traced ones, or behind which NaN is left out.
+
+    Traced places cannot be checked to be inside.
+    """
+    law = asked.law(merged.x.dtype)
+    ordered = sort(_in_order(merged, law, asked.exact))
+    size = ordered.shape[-1]
+    count: Any = size
+    if asked.without_nan:
+        valid = bind("logical_not", bind("isnan", ordered))
+        count = count_nonzero(valid, -1, keepdims=True)
+    q = reshape(as_array(asked.q), (-1,))
+    low, high, part = _neighbours(asked.method, count, q.astype(np.float64), elementwise)
+    if asked.without_nan:
+        wide = (*ordered.shape[:-1], q.shape[0])
+        ends = [take_along_axis(ordered, _places(p, wide), -1, "clip") for p in (low, high)]
+    else:
+        ends = [take(ordered, p.astype(np.int64), axis=-1, mode="clip") for p in (low, high)]
+    found = ends[0] if asked.exact else bind("interpolate", *ends, part)
+    if not asked.without_nan:
+        found = _or_nan(found, ordered[..., -1:])
+    found = moveaxis(found, -1, 0)
+    found = reshape(found, (*asked.q.shape, *found.shape[1:]))
+    return _finished(found, merged, asked, law, asked.q.ndim)
+
+
+def _places(at: Any, shape: tuple[int, ...]) -> Any:
+    return broadcast_to(at.astype(np.int64), shape)
+
+
+def _at_weighted(merged: _Merged, asked: _Asked, weights: Any) -> Any:
+    """Return the least elements up to which the weights are a part of all weights."""
+    x, w = merged.x, weights
+    law = x.dtype
+    if x.ndim == 1:
+        ordered, w = sort_split(x, w)
+    else:
+        order = argsort(x)
+        ordered, w = (take_along_axis(v, order, -1, "clip") for v in (x, w))
+    running = cumsum(w, -1, np.dtype(np.float64))
+    running = running / running[..., -1:]
+    running = bind("where", running == 0, -1.0, running)
+    q = reshape(as_array(asked.q).astype(np.float64), (-1,))
+    before = bind("less", expand_dims(running, -2), expand_dims(q, -1))
+    at = bind("minimum", sum_(before, -1, np.dtype(np.int64)), x.shape[-1] - 1)
+    found = take_along_axis(ordered, at, -1, "clip")
+    found = found if asked.without_nan else _or_nan(found, ordered[..., -1:])
+    found = moveaxis(found, -1, 0)
+    found = reshape(found, (*asked.q.shape, *found.shape[1:]))
+    return _finished(found, merged, asked, law, asked.q.ndim)
+
+
+def _weights_of(name: str, a: Any, axis: Axis, weights: Any) -> Any:
+    """Return weights, merged as their array is.
+
+    Raises:
+        ShapeError: if they have neither the array's shape nor that of the dim.
+    """
+    x, w = as_array(a), as_array(weights)
+    if w.shape != x.shape:
+        dims = normalised_axes(axis, x.ndim, name)
+        if axis is None or len(dims) != 1 or w.shape != (x.shape[dims[0]],):
+            raise ShapeError(
+                f"{name}: weights of shape {w.shape} for an array of shape {x.shape}, over "
+                f"axis={axis}; they must have the array's shape, or that of one dim."
+            )
+        w = broadcast_to(reshape(w, (-1,) + (1,) * (x.ndim - dims[0] - 1)), x.shape)
+    return _merged(name, w, axis).x
+
+
+def _parts_of(name: str, q: Any, most: int) -> Any:
+    """Return parts from 0 to 1, of what was given up to ``most``.
+
+    Raises:
+        DtypeError: if they are complex.
+        ArgumentError: if they are beyond.
+    """
+    if is_traced(q):
+        return bind("divide", q, most) if most != 1 else q
+    parts = known(q)
+    if kind_of(parts.dtype) not in "biuf":
+        raise DtypeError(f"{name}: q must be real, but its dtype is {dtype_name(parts.dtype)}.")
+    if parts.dtype in SMALL_FLOATS:
+        parts = parts.astype(np.float64)
+    if not ((parts >= 0) & (parts <= most)).all():
+        raise ArgumentError(f"{name}: q must be from 0 to {most}; got {parts.tolist()}.")
+    return np.asarray(parts / most if most != 1 else parts)
+
+
+def _quantile(a: Any, axis: Axis, asked: _Asked, weights: Any) -> Any:
+    name, method = asked.name, choice_of(asked.method, tuple(_METHODS), asked.name, "method")
+    if weights is not None and method != "inverted_cdf":
+        raise ArgumentError(
+            f"{name}: weights go with method='inverted_cdf' only, not with {method!r}."
+        )
+    merged = _merged(name, a, axis)
+    without_nan = asked.without_nan and merged.x.dtype.kind not in "biu"
+    asked = asked._replace(without_nan=without_nan)
+    if weights is not None:
+        w = _weights_of(name, a, axis, weights)
+        if without_nan:  # they come last, and count for nothing
+            w = bind("where", bind("isnan", merged.x), 0, w)
+        return _at_weighted(merged, asked, w)
+    if without_nan or is_traced(asked.q):
+        return _at_computed(merged, asked)
+    return _at_known(merged, asked)
+
+
+def _is_weak(q: Any) -> bool:
+    return type(q) in (int, float)
+
+
+# the functions
+
+
+@checked
+def median(
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    keepdims: bool = False,
+) -> Array:
+    """Return the median over dims, all by default; NaN where an element is.
+
+    Of dims that are split nothing is sorted: devices count elements, and bring few together.
+
+    Args:
+        a: the array.
+        axis: the dims.
+        out: None; arrays are immutable.
+        overwrite_input: accepted as in NumPy; the array stays as it is.
+        keepdims: keep the dims, with size one.
+
+    Raises:
+        ShapeError: if a dim is empty.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
+    2.5
+    """
+    merged = _merged("median", a, axis)
+    size, law = merged.x.shape[-1], _Asked("median", np.asarray(0.5)).law(merged.x.dtype)
+    half = size // 2
+    ranks = sorted({max(half - 1, 0), half, size - 1})
+    elements = selected(_in_order(merged, law, False), tuple(ranks))
+    one = {rank: elements[(..., i)] for i, rank in enumerate(ranks)}
+    found = one[half] if size % 2 else (one[half - 1] + one[half]) / 2
+    asked = _Asked("median", np.asarray(0.5), keepdims=bool(keepdims))
+    return _finished(_or_nan(found, one[size - 1]), merged, asked, law, 0)
+
+
+@checked
+def nanmedian(
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    keepdims: bool = False,
+) -> Array:
+    """Return the median over dims, NaN left out; NaN where all elements are. Arguments as `median`.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.nanmedian(mnp.asarray([4.0, mnp.nan, 1.0])))
+    2.5
+    """
+    if as_array(a).dtype.kind in "biu":
+        return median(a, axis, keepdims=keepdims)
+    asked = _Asked("nanmedian", np.asarray(0.5), keepdims=keepdims, without_nan=True)
+    return _quantile(a, axis, asked, None)
+
+
+@checked
+def quantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
+) -> Array:
+    """Return quantiles over dims, all by default; NaN where an element is.
+
+    Args:
+        a: the array.
+        q: numbers from 0 to 1; its dims come first in the result.
+        axis: the dim or dims.
+        out: None; arrays are immutable.
+        overwrite_input: accepted as in NumPy; the array stays as it is.
+        method: which element it is, or what between two: ``"linear"``, ``"lower"``, ``"higher"``,
+            ``"midpoint"``, ``"nearest"``, ``"inverted_cdf"``, ``"averaged_inverted_cdf"``,
+            ``"closest_observation"``, ``"interpolated_inverted_cdf"``, ``"hazen"``, ``"weibull"``,
+            ``"median_unbiased"`` or ``"normal_unbiased"``.
+        keepdims: whether the dims stay, with size one.
+        weights: how much each element counts, of the array's shape or the dim's, not negative;
+            with ``method="inverted_cdf"``.
+
+    Raises:
+        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown. Traced ``q`` beyond
+            them give the extremes.
+        ShapeError: if a dim is empty, or the weights have another shape.
+        DtypeError: if the elements are complex.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.quantile(mnp.arange(5), [0.0, 0.3, 1.0]).tolist()
+    [0.0, 1.2, 4.0]
+    """
+    parts = _parts_of("quantile", q, 1)
+    asked = _Asked("quantile", parts, method, _is_weak(q), keepdims)
+    return _quantile(a, axis, asked, weights)
+
+
+@checked
+def percentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
+) -> Array:
+    """Return percentiles over dims: as `quantile`, with ``q`` from 0 to 100.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.percentile(mnp.arange(5.0), 25).item()
+    1.0
+    """
+    parts = _parts_of("percentile", q, 100)
+    asked = _Asked("percentile", parts, method, _is_weak(q), keepdims)
+    return _quantile(a, axis, asked, weights)
+
+
+@checked
+def nanquantile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
+) -> Array:
+    """Return quantiles over dims, NaN left out; NaN where all elements are.
+
+    Takes what `quantile` takes. The elements are sorted, as by `sort`.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanquantile(mnp.asarray([1.0, mnp.nan, 3.0]), 0.5).item()
+    2.0
+    """
+    parts = _parts_of("nanquantile", q, 1)
+    asked = _Asked("nanquantile", parts, method, _is_weak(q), keepdims, without_nan=True)
+    return _quantile(a, axis, asked, weights)
+
+
+@checked
+def nanpercentile(
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
+) -> Array:
+    """Return percentiles over dims, NaN left out: as `nanquantile`, with ``q`` from 0 to 100.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.nanpercentile(mnp.asarray([1.0, mnp.nan, 3.0]), 100).item()
+    3.0
+    """
+    parts = _parts_of("nanpercentile", q, 100)
+    asked = _Asked("nanpercentile", parts, method, _is_weak(q), keepdims, without_nan=True)
+    return _quantile(a, axis, asked, weights)
