@@ -5,16 +5,19 @@ Each is a `DimMap` per dim; only what crosses between devices moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.dimmap import DimMap
-from meshard.errors import ArgumentError, ShapeError
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import (
     atleast_1d,
@@ -27,13 +30,15 @@ from meshard.ops.array.shape import (
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
-from meshard.ops.dtypes.promotion import common_dtype
+from meshard.ops.dtypes.promotion import EXTENDED, common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.row import MoveOp, Params, register
+from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.row import Dtype, MoveOp, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import ArrayLike, Block
+from meshard.runtime.types import ArrayLike
+from meshard.runtime.world import here
 
 
 def _concatenate_maps(
@@ -81,17 +86,26 @@ _ONE_SEQUENCE = "All arrays are one argument, a sequence: {0}([a, b])."
 
 @checked(axis=_ONE_SEQUENCE.format("concatenate"), arrays=_ONE_SEQUENCE.format("concatenate"))
 def concatenate(
-    arrays: Sequence[ArrayLike], /, axis: int | None = 0, *, dtype: DtypeLike = None
+    arrays: Sequence[ArrayLike],
+    /,
+    axis: int | None = 0,
+    out: None = None,
+    *,
+    dtype: DtypeLike = None,
+    casting: str = "same_kind",
 ) -> Array:
     """Return arrays joined along an existing dim.
 
     Args:
         arrays: the arrays; their sizes may differ along the dim only.
         axis: the dim; None joins the flat arrays.
+        out: None; arrays are immutable.
         dtype: the result's dtype; by default the one that the arrays' dtypes are promoted to.
+        casting: which conversions to ``dtype`` are allowed, as in NumPy.
 
     Raises:
         ShapeError: if there are no arrays, or their other dims differ.
+        DtypeError: if a conversion is not allowed.
 
     >>> import meshard.numpy as mnp
     >>> mnp.concatenate([mnp.zeros((1, 2)), mnp.ones((2, 2))]).shape
@@ -112,9 +126,8 @@ def concatenate(
                 f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
                 f"differ along dim {dim} only."
             )
-    wanted = (
-        common_dtype("concatenate", [x.dtype for x in values]) if dtype is None else as_dtype(dtype)
-    )
+    common = common_dtype("concatenate", [x.dtype for x in values])
+    wanted = common if dtype is None else _cast_to(common, as_dtype(dtype), casting)
     alike = [x if x.dtype == wanted else x.astype(wanted) for x in values]
     return bind("concatenate", *alike, axis=dim)
 
@@ -122,13 +135,41 @@ def concatenate(
 concat = concatenate
 
 
+def _cast_to(own: Dtype, wanted: Dtype, casting: str) -> Dtype:
+    """Return the dtype that was asked for, if the rule for conversions allows it.
+
+    Raises:
+        DtypeError: if it does not.
+    """
+    choice_of(casting, _CASTINGS, "concatenate", "casting")
+    if not {own, wanted} & EXTENDED and not np.can_cast(own, wanted, casting):  # type: ignore[arg-type]
+        raise DtypeError(
+            f"concatenate: arrays of dtype {own} are not converted to {wanted} with "
+            f"casting={casting!r}; casting='unsafe' converts any numbers."
+        )
+    return wanted
+
+
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+
 @checked(axis=_ONE_SEQUENCE.format("stack"), arrays=_ONE_SEQUENCE.format("stack"))
-def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
+def stack(
+    arrays: Sequence[ArrayLike],
+    axis: int = 0,
+    out: None = None,
+    *,
+    dtype: DtypeLike = None,
+    casting: str = "same_kind",
+) -> Array:
     """Return arrays of one shape joined along a new dim.
 
     Args:
         arrays: the arrays.
         axis: where the new dim goes in the result.
+        out: None; arrays are immutable.
+        dtype: the result's dtype; by default that of all arrays together.
+        casting: which conversions to ``dtype`` are allowed, as in NumPy.
 
     Raises:
         ShapeError: if there are no arrays, or their shapes differ.
@@ -149,30 +190,40 @@ def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Array:
                 f"stack: array {number} has shape {x.shape}, array 0 {values[0].shape}."
             )
     (dim,) = normalised_axes(axis, values[0].ndim + 1, "stack")
-    return concatenate([expand_dims(x, dim) for x in values], axis=dim)
+    parts = [expand_dims(x, dim) for x in values]
+    return concatenate(parts, axis=dim, dtype=dtype, casting=casting)
 
 
 @checked
-def hstack(arrays: Sequence[ArrayLike]) -> Array:
+def hstack(
+    tup: Sequence[ArrayLike], *, dtype: DtypeLike = None, casting: str = "same_kind"
+) -> Array:
     """Return arrays joined along the second dim, or the first of one-dim arrays.
+
+    ``dtype`` and ``casting`` mean what they do to `stack`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.hstack([mnp.arange(2), mnp.arange(3)]).tolist()
     [0, 1, 0, 1, 2]
     """
-    values = [atleast_1d(a) for a in arrays]
-    return concatenate(values, axis=0 if values and values[0].ndim == 1 else 1)
+    values = [atleast_1d(a) for a in tup]
+    dim = 0 if values and values[0].ndim == 1 else 1
+    return concatenate(values, axis=dim, dtype=dtype, casting=casting)
 
 
 @checked
-def vstack(arrays: Sequence[ArrayLike]) -> Array:
+def vstack(
+    tup: Sequence[ArrayLike], *, dtype: DtypeLike = None, casting: str = "same_kind"
+) -> Array:
     """Return arrays joined along the first dim, one-dim arrays as rows.
+
+    ``dtype`` and ``casting`` mean what they do to `stack`.
 
     >>> import meshard.numpy as mnp
     >>> mnp.vstack([mnp.arange(2), mnp.arange(2, 4)]).tolist()
     [[0, 1], [2, 3]]
     """
-    return concatenate([atleast_2d(a) for a in arrays], axis=0)
+    return concatenate([atleast_2d(a) for a in tup], axis=0, dtype=dtype, casting=casting)
 
 
 @checked
@@ -190,11 +241,11 @@ def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
 
 
 @checked
-def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
+def split(ary: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
     """Return the parts of the array along a dim.
 
     Args:
-        a: the array.
+        ary: the array.
         indices_or_sections: the number of equal parts, or the positions where they are cut.
         axis: the dim.
 
@@ -205,7 +256,7 @@ def split(a: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
     >>> [part.tolist() for part in mnp.split(mnp.arange(5), [2])]
     [[0, 1], [2, 3, 4]]
     """
-    x = as_array(a)
+    x = as_array(ary)
     (dim,) = normalised_axes(axis, x.ndim, "split")
     size = x.shape[dim]
     if isinstance(indices_or_sections, (int, np.integer)):
@@ -232,7 +283,7 @@ def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
-    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
+    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x.copy()
 
 
 @checked
@@ -296,94 +347,6 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
     return x
 
 
-_PAD_MODES = ("edge", "wrap", "reflect", "symmetric")
-
-
-@checked
-def pad(
-    array: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0
-) -> Array:
-    """Return the array with elements added at the ends of its dims.
-
-    Args:
-        array: the array.
-        pad_width: a number, a pair for all dims, or a pair per dim.
-        mode: ``"constant"``, ``"empty"`` (zeros), ``"edge"``, ``"wrap"``, ``"reflect"`` or
-            ``"symmetric"``.
-        constant_values: the value of the added elements in mode ``"constant"``; like
-            ``pad_width`` a number, a pair or a pair per dim; in corners, the later dim decides.
-
-    Raises:
-        ArgumentError: if the widths do not fit the dims, or the mode is unknown.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.pad(mnp.arange(3), (1, 2), mode="edge").tolist()
-    [0, 0, 1, 2, 2, 2]
-    """
-    x = as_array(array)
-    added = _added(pad_width, x.ndim)
-    if choice_of(mode, ("constant", "empty", *_PAD_MODES), "pad", "mode") in _PAD_MODES:
-        return _padded_with_own(x, added, mode)
-    values = _border(constant_values, x)
-    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
-    if mode == "empty" or not (is_traced(values) or values.any()):
-        return result
-    for d, (low, _) in added.items():
-        # Broadcast along the dims behind: of shape (size, 1, ...).
-        at = np.arange(result.shape[d]).reshape((-1, *(1,) * (x.ndim - d - 1)))
-        border = values if is_traced(values) else np.where(at < low, *values[d]).astype(x.dtype)
-        result = bind("where", (at < low) | (at >= low + x.shape[d]), border, result)
-    return result
-
-
-def _added(pad_width: Any, ndim: int) -> dict[int, tuple[int, int]]:
-    """Return for each dim that is padded how many elements come before and after."""
-    if is_traced(pad_width):
-        way_out = "The result's shape depends on pad_width. Give Python integers."
-        pad_width = np.asarray(concrete(pad_width, "pad", way_out))
-    widths = _per_side("pad_width", pad_width, ndim)
-    if widths.size and widths.dtype.kind not in "iu":
-        raise ArgumentError(f"pad: pad_width must be integers, got {described(pad_width)}.")
-    if (widths < 0).any():
-        raise ArgumentError(f"pad: pad_width must not be negative, got {described(pad_width)}.")
-    return {d: (low, high) for d, (low, high) in enumerate(widths.tolist()) if low or high}
-
-
-def _padded_with_own(x: Any, added: Mapping[int, tuple[int, int]], mode: str) -> Any:
-    """Return the array padded with elements of its own: NumPy pads the positions along each dim."""
-    for d in added:
-        if not x.shape[d]:
-            raise ArgumentError(f"pad: dim {d} has no elements that mode {mode!r} could use.")
-    positions = {
-        d: np.pad(np.arange(x.shape[d]), pair, mode=mode)  # type: ignore[call-overload]
-        for d, pair in added.items()
-    }
-    dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
-    return bind("take_positions", x, dims=dims) if dims else x
-
-
-def _border(constant_values: Any, x: Any) -> Any:
-    """Return what an array is padded with: a traced number, or a pair of values for each dim."""
-    if is_traced(constant_values) and not constant_values.ndim:
-        return constant_values.astype(x.dtype, copy=False)
-    if is_traced(constant_values):
-        way_out = "A traced constant_values must be one number. Give one, or pad side by side."
-        constant_values = np.asarray(concrete(constant_values, "pad", way_out))
-    filler = as_host(constant_values, "pad: constant_values")
-    return _per_side("constant_values", filler, x.ndim).astype(x.dtype)
-
-
-def _per_side(name: str, given: Any, ndim: int) -> Block:
-    """Return an argument of `pad` as an array of shape ``(ndim, 2)``."""
-    try:
-        return np.broadcast_to(as_host(given, f"pad: {name}"), (ndim, 2))
-    except ValueError:
-        raise ArgumentError(
-            f"pad: {name} must be a number, a pair, or a pair for each of the {ndim} dims, got "
-            f"{described(given)}."
-        ) from None
-
-
 def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
     """Return elements repeated along a dim to a length that is known."""
     size = x.shape[dim]
@@ -418,7 +381,65 @@ def tile(A: ArrayLike, reps: Any) -> Array:
     rank = max(x.ndim, len(counts))
     x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
     counts = [1] * (rank - len(counts)) + counts
-    return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+    if max(counts, default=1) <= _FEW_TILES:
+        return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+    return when_laid_out("tile", _Tiled(tuple(counts)), x)
+
+
+_FEW_TILES = 16
+"""Repetitions up to which each is a box of its own; more are one broadcast array."""
+
+
+@final
+@dataclass(frozen=True)
+class _Tiled(Advised):
+    """An array repeated many times: whole on each device, which has some of the repetitions."""
+
+    counts: tuple[int, ...]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the array."""
+        (x,), counts = operands, self.counts
+        kind, shape = x.aval, tuple([n * m for n, m in zip(counts, x.shape, strict=True)])
+        x, split = _whole_tiles(x, counts)
+        wide = tuple([n for pair in zip(counts, x.shape, strict=True) for n in pair])
+        apart = reshape(x, tuple([n for m in x.shape for n in (1, m)]))
+        found = broadcast_to(apart, wide)
+        if split:
+            spec = [axes for pair in split for axes in pair]
+            sharding = NamedSharding(
+                kind.sharding.mesh,
+                PartitionSpec(*spec),
+                memory_kind=kind.sharding.memory_kind,
+                uneven="balanced",
+            )
+            target = here().type_of(wide, kind.dtype, sharding, found.aval.committed)
+            found = relaid(found, target, "tile")
+        return reshape(found, shape)
+
+
+def _whole_tiles(x: Any, counts: Sequence[int]) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return an array whose repeated dims are whole, and by which axes to split repetitions.
+
+    Returns:
+        The array, and for each dim the axes of its repetitions and its own; empty if no repeated
+        dim was split.
+    """
+    kind, own = x.aval, x.aval.sharding
+    if not isinstance(own, NamedSharding):
+        return x, []
+    axes = own.spec.axes(kind.ndim)
+    moved = [n > 1 and len(c) > 2 for n, c in zip(counts, kind.layout.cuts, strict=True)]
+    if not any(moved):
+        return x, []
+    spec = PartitionSpec(*[() if m else a for m, a in zip(moved, axes, strict=True)])
+    uneven: Any = own.uneven
+    if isinstance(uneven, tuple):
+        cuts = [*uneven, *[None] * (kind.ndim - len(uneven))]
+        uneven = tuple([None if m else c for m, c in zip(moved, cuts, strict=True)])
+    whole = NamedSharding(own.mesh, spec, memory_kind=own.memory_kind, uneven=uneven)
+    found = relaid(x, here().type_of(kind.shape, kind.dtype, whole, kind.committed), "tile")
+    return found, [(a, ()) if m else ((), a) for m, a in zip(moved, axes, strict=True)]
 
 
 def _counts(what: str, name: str, given: Any) -> list[int]:
