@@ -167,9 +167,12 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
 
 
 LARGE_ONLY = {
-    *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope")
+    *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
+    "search_pieces",
 }
-"""Rows of large blocks, and of gradients, which these programs lack; see test_elementwise.py."""
+"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
+of two operands that are split alike, which they seldom have (see test_rows.py).
+"""
 
 
 def test_every_row_is_exercised(exercised):
