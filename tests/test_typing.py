@@ -199,6 +199,7 @@ DOORS = [
 
 # What returns a value that really can be anything, or a tree of another make than its argument.
 ANYTHING = {
+    "numpy.polyfit": "the coefficients, and with full= or cov= more",
     "jvp": "a pair, or three with what else the function returns",
     "linear_transpose": "a function of a tree like the results",
     "linearize": "a pair, or three with what else the function returns",
