@@ -13,7 +13,8 @@ JAX_OWN, DASK, TORCH, HEAT = "jax own form", "dask", "torch DTensor", "heat"
 PEERS = (MESHARD, JAX_EAGER, JAX_JIT, NUMPY, BY_HAND)
 """The peers that have a column of their own in the table."""
 IMPORT_NUMPY = "import numpy"
-NO_RIVALS = (MESHARD, UNJITTED, ONE_PROCESS, ARRAYS, IMPORT_NUMPY)
+FORWARD, JAX_FORWARD = "forward", "jax forward"
+NO_RIVALS = (MESHARD, UNJITTED, ONE_PROCESS, ARRAYS, IMPORT_NUMPY, FORWARD, JAX_FORWARD)
 """Figures that are no peers of meshard's: its own in other ways, and what it builds on."""
 Figures = Mapping[str, Figure]
 
@@ -84,3 +85,24 @@ class Within:
     def reached(self, figures: Figures) -> bool | None:
         """Look at the median."""
         return None if MESHARD not in figures else figures[MESHARD].median <= self.seconds
+
+
+@dataclass(frozen=True)
+class AsForward:
+    """A gradient is at least as fast, beside JAX's, as the function itself beside JAX's.
+
+    Attributes:
+        noise: how much less is still the same.
+    """
+
+    noise: float = 0.05
+
+    def __str__(self) -> str:
+        """For example `>= forward's`."""
+        return ">= forward's"
+
+    def reached(self, figures: Figures) -> bool | None:
+        """Compare the ratios of medians."""
+        back = ratio_of(figures, against=JAX_JIT)
+        forward = ratio_of(figures, FORWARD, JAX_FORWARD)
+        return None if back is None or forward is None else back >= forward * (1 - self.noise)

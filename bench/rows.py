@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from bench import (
+    rows_derivatives,
     rows_foundation,
     rows_interop,
     rows_jit,
     rows_planning,
+    rows_positions,
     rows_programs,
     rows_random,
     rows_ranks,
@@ -18,8 +20,10 @@ GROUPS: Mapping[str, Sequence[Row]] = {
     "one operation": rows_foundation.ROWS,
     "JAX's arrays": rows_interop.ROWS,
     "planning": rows_planning.ROWS,
+    "positions": rows_positions.ROWS,
     "programs": rows_programs.ROWS,
     "jitted": rows_jit.ROWS,
+    "gradients": rows_derivatives.ROWS,
     "random": rows_random.ROWS,
     "processes": rows_ranks.ROWS,
 }

@@ -422,7 +422,8 @@ REASONS = {
                 "result_type",
             ),
             "takes no array",
-        )
+        ),
+        "writeable": "a statement around code",
     },
     "lax": {
         **dict.fromkeys(

@@ -84,6 +84,15 @@ def blocks_are_as_their_type_says() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Check after each file of tests that the working folder holds what it held before."""
+    before = {*os.listdir()}
+    yield
+    left = {*os.listdir()} - before - {"build"}
+    assert not {name for name in left if not name.startswith(".")}, "files that tests left behind"
+
+
 @pytest.fixture(scope="session")
 def jax() -> ModuleType:
     """JAX on 8 CPU devices, to compare with; the test skips where JAX has no wheel."""

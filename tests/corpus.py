@@ -237,6 +237,133 @@ def custom_rules(m, x):
 
 
 @_entry(V)
+def policies(m, x):
+    def layer(y):
+        return m.np.sin(m.np.exp(m.np.sin(m.np.outer(y, y) @ y)))
+
+    names = ["dots_saveable", "everything_saveable", "dots_with_no_batch_dims_saveable"]
+    for name in names:
+        x = m.checkpoint(layer, policy=getattr(m.checkpoint_policies, name))(x)
+    return m.np.sum(x)
+
+
+@_entry(V)
+def gradients_beside_results(m, x):
+    @m.custom_gradient
+    def f(y, scale):
+        z = m.np.sin(y)
+        return z * scale, lambda g: (2 * g * m.np.cos(y) * scale, (g * z).sum())
+
+    return m.np.sum(m.grad(lambda y: m.np.sum(f(y, y[0]) ** 2))(x))
+
+
+@_entry(V)
+def converted_closures(m, x):
+    def squared(f, y):
+        g, captured = m.closure_convert(f, y)
+        rule = m.custom_vjp(lambda y, *own: g(y, *own) ** 2)
+        rule.defvjp(
+            lambda y, *own: (g(y, *own) ** 2, (y, own)),
+            lambda kept, c: (3 * c * kept[0], *[c.sum() * o for o in kept[1]]),
+        )
+        return rule(y, *captured)
+
+    def loss(y):
+        scale = m.np.cos(y[1])
+        return m.np.sum(squared(lambda z: z * scale, y))
+
+    return m.np.sum(m.grad(loss)(x))
+
+
+@_entry(V, 2.0)
+def rules_with_constants(m, x, scale):
+    f = m.custom_jvp(lambda name, y, n=2: getattr(m.np, name)(y) * n, nondiff_argnums=(0,))
+    f.defjvp(lambda name, p, t: (f(name, *p), 5 * t[0] * getattr(m.np, name)(p[0])))
+    g = m.custom_vjp(lambda y, name: getattr(m.np, name)(y), nondiff_argnames=["name"])
+    g.defvjp(lambda y, name: (getattr(m.np, name)(y), y), lambda name, kept, c: (c * kept * 3,))
+    slope = m.grad(lambda y: m.np.sum(g(y, name="exp") * y))(x)
+    return m.np.sum(f("sin", x, n=3.0)) + m.np.sum(f("cos", x) * scale) + m.np.sum(slope)
+
+
+@_entry(V)
+def rules_argument_by_argument(m, x):
+    f = m.custom_jvp(lambda y, z: m.np.sin(y) * z)
+    f.defjvps(lambda t, out, y, z: t * out, None)
+    return m.np.sum(f(x, x * 2))
+
+
+@_entry(V)
+def rules_with_trees(m, x):
+    f = m.custom_jvp(lambda d: {"a": d["p"][0] * d["q"], "b": [d["q"] ** 2]})
+    f.defjvp(
+        lambda p, t: (
+            f(*p),
+            {"a": 3 * t[0]["p"][0] * p[0]["q"], "b": [t[0]["q"] + t[0]["p"][1]]},
+        )
+    )
+    y = f({"p": (x, m.np.cos(x)), "q": m.np.exp(x)})
+    return m.np.sum(y["a"] * y["b"][0])
+
+
+@_entry(V)
+def rules_that_look(m, x):
+    @m.custom_jvp
+    def f(y):
+        return m.np.where(y > 0, m.np.log1p(m.np.exp(-y)) + y, m.np.log1p(m.np.exp(y)))
+
+    f.defjvp(lambda p, t: (f(*p), t[0] / (1 + m.np.exp(-p[0]))))
+    last, _ = m.lax.scan(lambda c, y: (f(c + y), None), x[0], x)
+    return last + m.lax.cond(x[1] > 0, f, lambda y: f(y) * 2, x[2]) + m.checkpoint(f)(x).sum()
+
+
+def _eliminated(m):
+    def solve(matvec, b):
+        columns = m.np.stack([matvec(e) for e in m.np.eye(4)])
+        return m.np.linalg.solve(columns.T, b)
+
+    return solve
+
+
+@_entry(S, _n(4))
+def solved_systems(m, a, b):
+    solve = _eliminated(m)
+    own = m.lax.custom_linear_solve(lambda x: a @ x, b, solve, solve)
+    same = m.lax.custom_linear_solve(lambda x: (a + a.T) @ x, own, solve, symmetric=True)
+    return m.np.sum(own**2 * same)
+
+
+@_entry(S, _n(4))
+def conjugate_gradients(m, a, b):
+    def solve(matvec, b):
+        def turn(state):
+            x, r, p, rr, i = state
+            q = matvec(p)
+            step = rr / (p @ q)
+            x, r = x + step * p, r - step * q
+            return x, r, r + r @ r / rr * p, r @ r, i + 1
+
+        first = (b * 0, b, b, b @ b, 0)
+        return m.lax.while_loop(lambda s: (s[3] > 1e-28) & (s[4] < 40), turn, first)[0]
+
+    matrix = a @ a.T + m.np.eye(4)
+    return m.np.sum(m.lax.custom_linear_solve(lambda x: matrix @ x, b, solve, symmetric=True) ** 3)
+
+
+@_entry(1.7, 0.4)
+def roots(m, y, z):
+    def newton(f, x):
+        def turn(s):
+            return s[0] - f(s[0]) / m.grad(f)(s[0]), s[1] + 1
+
+        return m.lax.while_loop(lambda s: s[1] < 12, turn, (x, 0))[0]
+
+    def f(x):
+        return x**3 - y * x - z
+
+    return m.lax.custom_root(f, m.np.asarray(2.0), newton, lambda g, v: v / g(m.np.ones(()))) ** 2
+
+
+@_entry(V)
 def jacobians(m, x):
     f = lambda y: m.np.outer(y, m.np.sin(y))[:2].ravel()  # noqa: E731
     return (

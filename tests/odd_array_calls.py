@@ -268,6 +268,18 @@ OVERRIDES: dict[str, Given] = {
             for name in ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
         },
     },
+    "lax.custom_linear_solve": {
+        "matvec": lambda: lambda x: 2 * x,
+        "b": square,
+        "solve": lambda: lambda f, b: b / 2,
+        "transpose_solve": lambda: lambda f, b: b / 2,
+    },
+    "lax.custom_root": {
+        "f": lambda: lambda x: x - 1.0,
+        "initial_guess": square,
+        "solve": lambda: lambda f, x: x - f(x),
+        "tangent_solve": lambda: lambda g, y: y,
+    },
     "lax.reduce": {
         "operands": square,
         "init_values": lambda: 0.0,

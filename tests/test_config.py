@@ -63,7 +63,7 @@ def test_what_only_the_environment_sets_is_not_updated():
 def test_every_setting_refuses_what_it_cannot_be(setting):
     """No setting takes these but those whose values are names; each says what it may be."""
     wrong = ["abc", "-1", "0", "nan", "inf", "1e999", "[", "{", "\ud800", "9" * 5000]
-    numbers = {name: ["0"] for name in ("parallel_functions_output_gda", "spares")}
+    numbers = {name: ["0"] for name in ("parallel_functions_output_gda", "spares", "writeable")}
     names = dict.fromkeys(("job", "join"), wrong[:6])
     expected = {"host": wrong, **names, **numbers}.get(setting.name, [])
     for text in wrong:

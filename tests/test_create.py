@@ -306,7 +306,7 @@ def test_how_matrices_lie():
 
 
 def test_meshgrid_of_nothing():
-    assert mnp.meshgrid() == []
+    assert mnp.meshgrid() == ()
 
 
 # from values

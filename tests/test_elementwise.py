@@ -817,6 +817,7 @@ MORE_OF_ROWS: dict[str, dict[str, Any]] = {
     "positions_within": {"size": 3, "clamp": True},
     "bitcast": {"dtype": np.dtype("f4")},
     "again": {"number": 1},
+    "checkpoint_name": {"name": "here"},
 }
 
 

@@ -227,7 +227,8 @@ def test_a_gather_keeps_the_bits_of_nans():
 def test_how_gathers_lie():
     x = put(V, "i", "j")
     assert x[[1, 2]].sharding.spec == P(None, "j")
-    assert x[:, [1, 2]].sharding.spec == P("i")
+    assert x[:, [1, 2]].sharding.spec == P("i", "j")  # two positions for two devices
+    assert x[:, [1]].sharding.spec == P("i")
     assert put(V, "i")[put(np.arange(4), "j")].sharding.spec == P("j")
 
 

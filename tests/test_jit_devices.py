@@ -32,6 +32,7 @@ CASES: dict[str, Case] = {
     "a committed argument": lambda m: m.jit(_all_kinds(m))(m.split, m.free),
     "no committed argument": lambda m: m.jit(_all_kinds(m))(m.free, m.free),
     "an argument on one device": lambda m: m.jit(_all_kinds(m))(m.third, m.free),
+    "an argument on a mesh of one device": lambda m: m.jit(_all_kinds(m))(m.lone, m.free),
     "in_shardings": lambda m: m.jit(_all_kinds(m), in_shardings=(None, m.place))(m.free, m.row),
     "out_shardings": lambda m: m.jit(lambda u, v: (u, v), out_shardings=(None, m.place))(
         m.free, m.row
@@ -54,6 +55,7 @@ CASES: dict[str, Case] = {
 
 
 def _given(m: Any, place: Any, put: Any, devices: Any) -> SimpleNamespace:
+    one = type(place.mesh)(np.asarray(devices[3:4]), ("i",))
     return SimpleNamespace(
         jit=m.jit,
         shard_map=m.shard_map,
@@ -66,6 +68,7 @@ def _given(m: Any, place: Any, put: Any, devices: Any) -> SimpleNamespace:
         row=m.numpy.arange(8.0),
         split=put(np.arange(8.0), place),
         third=put(np.arange(3.0), devices[3]),
+        lone=put(np.arange(8.0), type(place)(one, place.spec)),
     )
 
 

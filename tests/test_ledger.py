@@ -269,6 +269,7 @@ def test_a_log_is_json():
         "records": [
             {
                 "what": "sum",
+                "purpose": "",
                 "kind": "all-reduce",
                 "axes": ["i"],
                 "array": "float64[8]",

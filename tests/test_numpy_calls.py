@@ -1,20 +1,23 @@
-"""NumPy's functions on arrays: as ever where a process has the values, refused where it has not."""
+"""NumPy's functions on arrays: meshard's own, or NumPy's where a process has the values."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 
 import meshard
 from meshard.errors import NotAddressableError
 from meshard.runtime.simulated import simulate
 from meshard.sharding import NamedSharding, P
 
+from .numpys import unheard_of
 from .worlds import alone, mesh, put
 
 VALUE = np.arange(16.0).reshape(8, 2)
@@ -24,8 +27,6 @@ ANSWER_BY_TYPE = {
     *("numpy.result_type", "numpy.shape", "numpy.size"),
 }
 
-UFUNCS = (np.sin, np.negative, np.isfinite, np.modf)
-
 
 def of_numpy() -> Iterator[Callable[..., Any]]:
     """Find every function of NumPy that asks its arguments' classes, the deprecated ones too."""
@@ -34,6 +35,12 @@ def of_numpy() -> Iterator[Callable[..., Any]]:
             found = getattr(module, name)
             if callable(getattr(found, "_implementation", None)):
                 yield found
+
+
+def has(function: Callable[..., Any]) -> bool:
+    """Whether meshard has a function of this name."""
+    module = function.__module__.replace("numpy", "meshard.numpy")
+    return hasattr(sys.modules[module], function.__name__)
 
 
 def laid_out(*spec: Any, on: meshard.sharding.Mesh | None = None) -> meshard.Array:
@@ -58,6 +65,8 @@ def test_no_function_answers_for_values_that_are_elsewhere() -> None:
         x, answered, refusals = laid_out("i", "j"), set(), []
         for function in of_numpy():
             name = f"{function.__module__}.{function.__name__}"
+            if has(function) and name not in ANSWER_BY_TYPE:
+                continue
             notation = [("ij->", x)] if "einsum" in name else []
             for args in (x,), (x, x), ([x, x],), (x, 1), (x, [1]), *notation:
                 try:
@@ -74,7 +83,7 @@ def test_no_function_answers_for_values_that_are_elsewhere() -> None:
     assert answered == ANSWER_BY_TYPE
     start = "NAME: This array float64[8,2] spans processes: process 1 holds 4 of its 8 pieces"
     advised = [text for text in refusals if text.startswith(start)]
-    assert len(advised) > 200
+    assert len(advised) > 30
     assert all("the function of this name in meshard.numpy" in text for text in advised)
     # A list of arrays is not asked, where a function takes one array; NumPy then reads its arrays.
     assert all(
@@ -87,8 +96,9 @@ def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
     looks: dict[str, Callable[[Any], Any]] = {
         "asarray": np.asarray,
         "array of two": lambda x: np.array([x, x]),
-        "add": lambda x: np.add(x, 1),
-        "reduce": np.add.reduce,
+        "into": lambda x: np.add(x, 1, out=np.zeros((8, 2))),
+        "missing": scipy.special.j0,
+        "reduce": scipy.special.agm.reduce,
         "at": lambda x: np.add.at(np.zeros((8, 2)), 0, x),
         "index": lambda x: np.arange(16)[x],
         "assign": lambda x: np.zeros((8, 2)).__setitem__(slice(None), x),
@@ -106,7 +116,7 @@ def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
         "bytes": lambda x: x.tobytes(),
         "pickle": pickle.dumps,
         "device_get": meshard.device_get,
-    } | {f.__name__: f for f in UFUNCS}
+    }
 
     def body() -> None:
         x = laid_out("i", "j")
@@ -145,7 +155,7 @@ def test_an_array_of_another_process_is_refused_by_its_name() -> None:
         y = meshard.device_put(VALUE, meshard.devices()[1])
         assert "no piece is on this process" in str(y)
         found = r"This array float64\[8,2\] is on process 0, and this is process 1, which holds no"
-        for look in np.asarray, np.sum, list, np.from_dlpack:
+        for look in np.asarray, unheard_of, list, np.from_dlpack:
             with pytest.raises(NotAddressableError, match=found):
                 look(y)
 
@@ -191,8 +201,7 @@ def test_other_classes_are_asked_too() -> None:
     def body() -> None:
         x = put(VALUE, "i")
         assert np.concatenate([x, Other()]) == "concatenate of the other"
-        with pytest.raises(TypeError, match=r"no implementation found for 'numpy\.asarray'"):
-            np.asarray([1], like=x)
+        assert isinstance(np.asarray([1], like=x), meshard.Array)
 
     alone(body)
 

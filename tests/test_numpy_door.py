@@ -463,7 +463,7 @@ def test_the_tables_hold_what_the_standard_names() -> None:
         assert np.dtype(getattr(mnp, name)) == np.dtype(name)
     for name in CONSTANTS.split():
         np.testing.assert_equal(getattr(mnp, name), getattr(np, name))
-    assert mnp.__array_api_version__ == "2024.12"
+    assert mnp.__array_api_version__ == "2025.12"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -499,7 +499,7 @@ def test_the_tables_give_the_same_bits_in_both_worlds() -> None:
 
 
 def test_an_array_names_its_namespace() -> None:
-    assert mnp.arange(3).__array_namespace__(api_version="2024.12") is mnp
+    assert mnp.arange(3).__array_namespace__(api_version="2025.12") is mnp
 
 
 def test_the_door_lists_what_it_has() -> None:

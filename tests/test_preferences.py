@@ -56,6 +56,19 @@ def test_a_pending_reduction_is_scattered_to_where_the_next_product_needs_it():
 
 
 @in_worlds
+@pytest.mark.parametrize("width", [8, 256, 384])
+@pytest.mark.parametrize("rule", ["tb,tc->bc", "tb,tc->cb", "tb,tcd->bcd"])
+def test_products_of_any_size_are_scattered(rule: str, width: int) -> None:
+    """Large partial results are written to memory of their own, which is as large as they are."""
+    x, y = np.random.default_rng(width).standard_normal((2, 512, width))
+    y = y.reshape(512, width // 8, 8) if rule.endswith("d") else y
+    f = meshard.jit(lambda x, y: mnp.einsum(rule, x, y), out_shardings=on("i"))
+    _, kinds, found = moved(f, put(x, "i"), put(y, "i"))
+    assert kinds == ["reduce-scatter"]
+    np.testing.assert_allclose(whole(found), np.einsum(rule, x, y), rtol=1e-9, atol=1e-9)
+
+
+@in_worlds
 def test_what_lies_everywhere_is_computed_where_the_result_is_wanted():
     x = put(X)
 

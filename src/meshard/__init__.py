@@ -16,14 +16,14 @@ is, and a ledger tells what moved:
 
 Arrays are made by `device_put`, ``make_array_from_*`` and the functions of ``meshard.numpy``;
 programs by `jit` and `shard_map`; `reshard` moves arrays, `plan_reshard` and `explain` say
-beforehand what moves. The modules are ``numpy``, ``lax``, ``random``, ``nn``, ``sharding``,
-``resharding``, ``checkpoint``, ``elastic``, ``debug``, ``tree``, ``multihost_utils``, ``config``
-and ``testing``.
+beforehand what moves. The modules are ``numpy``, ``lax``, ``random``, ``nn``, ``optim``,
+``sharding``, ``resharding``, ``checkpoint``, ``elastic``, ``debug``, ``tree``, ``multihost_utils``,
+``config`` and ``testing``.
 
 The source is a tower, in which imports point down only::
 
-    doors         numpy lax random nn sharding resharding checkpoint elastic debug tree typing
-                  config experimental
+    doors         numpy lax random nn optim sharding resharding checkpoint elastic debug tree
+                  typing config experimental
     cli testing   the roof
     compat        other systems' names and rules
     interop       JAX's arrays, XLA as a compiler
@@ -94,7 +94,10 @@ _install_namespace("meshard.numpy")
 
 if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard import (
+        ad_checkpoint as ad_checkpoint,
+        array_api as array_api,
         checkpoint as checkpoint,
+        checkpoint_policies as checkpoint_policies,
         debug as debug,
         elastic as elastic,
         experimental as experimental,
@@ -103,6 +106,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         multihost_utils as multihost_utils,
         nn as nn,
         numpy as numpy,
+        optim as optim,
         random as random,
         resharding as resharding,
         typing as typing,
@@ -116,7 +120,11 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.shard_map import shard_map as shard_map
     from meshard.transforms.batching.vmap import vmap as vmap
     from meshard.transforms.derivatives.arguments import float0 as float0
-    from meshard.transforms.derivatives.remat import remat as remat
+    from meshard.transforms.remat.remat import remat as remat
+    from meshard.transforms.custom.gradient import (
+        closure_convert as closure_convert,
+        custom_gradient as custom_gradient,
+    )
     from meshard.transforms.derivatives.custom import (
         custom_jvp as custom_jvp,
         custom_vjp as custom_vjp,
@@ -142,7 +150,10 @@ else:
         late=(
             "meshard.compat.gda.jit_results:jit",
             "meshard.compat.gda.jit_results:pjit",
+            "meshard.ad_checkpoint",
+            "meshard.array_api",
             "meshard.checkpoint",
+            "meshard.checkpoint_policies",
             "meshard.debug",
             "meshard.elastic",
             "meshard.experimental",
@@ -151,6 +162,7 @@ else:
             "meshard.multihost_utils",
             "meshard.nn",
             "meshard.numpy",
+            "meshard.optim",
             "meshard.random",
             "meshard.resharding",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
@@ -163,7 +175,9 @@ else:
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
             "meshard.transforms.derivatives.arguments:float0",
-            "meshard.transforms.derivatives.remat:remat",
+            "meshard.transforms.remat.remat:remat",
+            "meshard.transforms.custom.gradient:closure_convert",
+            "meshard.transforms.custom.gradient:custom_gradient",
             "meshard.transforms.derivatives.custom:custom_jvp",
             "meshard.transforms.derivatives.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",

@@ -61,6 +61,4 @@ from meshard.weights.maps.keymap import (
 )
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(
-        __name__, called="meshard.transforms.derivatives.remat:remat"
-    )
+    __all__, __dir__, __getattr__ = _door(__name__, called="meshard.transforms.remat.remat:remat")

@@ -24,6 +24,12 @@ name                               meaning
                                    communicate; ``"full"``: at each operation; ``"off"``
 ``traceback``                      ``"short"`` (default): the traceback of an error ends at your own
                                    line; ``"full"``: it shows the frames inside meshard too
+``on_gather``                      what happens where an array that is spread over several blocks is
+                                   put together on the host, as by ``np.asarray``, ``tolist`` and
+                                   pickling: ``"allow"`` (default), ``"warn"`` or ``"error"``; open
+                                   ledgers list it
+``writeable``                      whether ``x[i] = v`` and ``x += y`` change arrays, as within
+                                   `meshard.numpy.writeable`; False by default
 ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;
                                    False by default
 =================================  =============================================================
@@ -31,7 +37,8 @@ name                               meaning
 The environment sets them when meshard is imported: ``MESHARD_NUM_DEVICES``,
 ``MESHARD_DEFAULT_FLOAT``, ``MESHARD_DEFAULT_DEVICE``, ``MESHARD_JIT_COMPILER``,
 ``MESHARD_JIT_MATH``, ``MESHARD_CACHE_DIR``, ``MESHARD_CHECK``, ``MESHARD_TRACEBACK``,
-``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the environment sets ``MESHARD_TIMEOUT``,
+``MESHARD_ON_GATHER``, ``MESHARD_WRITEABLE``, ``MESHARD_PARALLEL_FUNCTIONS_OUTPUT_GDA``. Only the
+environment sets ``MESHARD_TIMEOUT``,
 ``MESHARD_STOPPED``, ``MESHARD_HOST``, ``MESHARD_TABLE`` and ``MESHARD_SPARES``, which are about
 jobs of several processes, ``MESHARD_JOB``, the name under which others may join this one,
 ``MESHARD_JOIN``, the job that this process joins, and ``MESHARD_RENDEZVOUS``, the folder in which

@@ -20,6 +20,7 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
     ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong type
     ├── ConcretizationError  TypeError     a value that is needed where there is none
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
+    ├── GatherError          TypeError     an array put together on the host where that is forbidden
     ├── LinAlgError          numpy.linalg.LinAlgError    a matrix without this result
     ├── TreeError            ValueError, TypeError    trees whose structures differ
     ├── RuleError            ValueError    a sharding rule that cannot be read
@@ -67,6 +68,7 @@ __all__ = [
     "DeletedArrayError",
     "DtypeError",
     "FileInUseError",
+    "GatherError",
     "IncompatibleDevicesError",
     "IndexingError",
     "IndivisibleError",
@@ -185,6 +187,10 @@ class ConcretizationError(MeshardError, TypeError, explained=True):
 
 class BudgetError(MeshardError, RuntimeError, explained=True):
     """Communication beyond the budget of a block of code."""
+
+
+class GatherError(MeshardError, TypeError):
+    """An array would be put together on the host, and the setting ``on_gather`` forbids it."""
 
 
 class LinAlgError(MeshardError, np.linalg.LinAlgError):

@@ -175,6 +175,10 @@ from meshard.transforms.collectives.named_axes import (
 )
 from meshard.transforms.collectives.ragged import ragged_all_to_all as ragged_all_to_all
 from meshard.transforms.constraint import with_sharding_constraint as with_sharding_constraint
+from meshard.transforms.custom.solving import (
+    custom_linear_solve as custom_linear_solve,
+    custom_root as custom_root,
+)
 from meshard.transforms.flow.control_flow import (
     cond as cond,
     fori_loop as fori_loop,

@@ -102,6 +102,20 @@ def one_of(*names: str) -> tuple[str, Callable[[object], str]]:
     return f"{', '.join(most)} or {last}", parse
 
 
+def switch() -> tuple[str, Callable[[object], bool]]:
+    """Return the law and the parser of a setting that is True or False."""
+    known = {"1": True, "true": True, "0": False, "false": False}
+
+    def parse(given: object) -> bool:
+        if isinstance(given, bool):
+            return given
+        if not isinstance(given, str) or given.lower() not in known:
+            raise ValueError
+        return known[given.lower()]
+
+    return "True or False ('1', 'true', '0' or 'false' in the environment)", parse
+
+
 @final
 class Config:
     """The settings, as programs read and change them.

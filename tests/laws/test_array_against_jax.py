@@ -84,7 +84,7 @@ def test_attributes_are_the_same(jax, case):
     if ours.sharding.num_devices == 1:
         assert ours.device.id == theirs.device.id
     else:
-        assert ours.device is ours.sharding
+        assert ours.device == ours.sharding
     assert ours.is_deleted() is theirs.is_deleted() is False
     if ours.ndim:
         assert len(ours) == len(theirs)
@@ -267,10 +267,9 @@ PLAIN: dict[str, Callable[[Any, Any], object]] = {
     "namespace": lambda x, np_: x.__array_namespace__() is np_,
     "copied": lambda x, np_: (x.copy().sharding == x.sharding, x.copy().committed),
     "sum by NumPy": lambda x, np_: type(np.sum(x)) is type(x),
-    "sin by NumPy": lambda x, np_: type(np.sin(x)),
     "scalar by NumPy": lambda x, np_: type(np.float32(2) + x) is type(x),
     "devices": lambda x, np_: sorted(d.id for d in x.devices()),
-    "read-only": lambda x, np_: (np.asarray(x).flags.writeable, np.array(x).flags.writeable),
+    "read-only": lambda x, np_: np.array(x).flags.writeable,
     "transposed": lambda x, np_: x.reshape(2, 4).transpose(1, 0).tolist(),
 }
 

@@ -32,8 +32,8 @@ SOME = [e for e in ENTRIES if ALL or crc32(e.name.encode()) % 3 == 0]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 TRANSFORMATIONS = """
-    checkpoint custom_jvp custom_vjp grad hessian jacfwd jacrev jit jvp linear_transpose
-    linearize value_and_grad vjp vmap
+    checkpoint checkpoint_policies closure_convert custom_gradient custom_jvp custom_vjp grad
+    hessian jacfwd jacrev jit jvp linear_transpose linearize value_and_grad vjp vmap
 """
 
 

@@ -55,6 +55,8 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.ad_checkpoint.Residual": "a record: saved_residuals returns them",
+    "meshard.ad_checkpoint.SavedResiduals": "a record: saved_residuals returns it",
     "meshard.float0": "a dtype",
     "meshard.Shard": "a record: arrays hand them out",
     "meshard.__version__": "a text",
@@ -95,6 +97,12 @@ NOT_CALLED = {
     "meshard.elastic.Publisher": "publish makes it",
     "meshard.elastic.Recovery": "a record: recover returns it",
     "meshard.elastic.RestorePlan": "a record: plan_restore returns it",
+    "meshard.optim.EmptyState": "a record: a transformation's init makes it",
+    "meshard.optim.GradientTransformation": "a record, of functions of the user's",
+    "meshard.optim.ScaleByAdamState": "a record: a transformation's init makes it",
+    "meshard.optim.ScaleByLionState": "a record: a transformation's init makes it",
+    "meshard.optim.ScaleByScheduleState": "a record: a transformation's init makes it",
+    "meshard.optim.TraceState": "a record: a transformation's init makes it",
     "meshard.resharding.Bounds": "a record: bounds_of returns it",
     "meshard.resharding.Plan": "plan_reshard makes it",
     "meshard.resharding.Plan.direct": "plan_reshard makes it",
@@ -348,6 +356,10 @@ def explanation() -> meshard.debug.Explanation:
     return meshard.explain(lambda x: mnp.sum(x), array())
 
 
+def residuals() -> meshard.ad_checkpoint.SavedResiduals:
+    return meshard.ad_checkpoint.saved_residuals(lambda x: x * x, array())
+
+
 # Valid arguments, by the names of parameters. What has none is left out: its default is valid.
 BY_NAME: dict[str, Callable[[], Any]] = {
     "a": lambda: [0],
@@ -357,16 +369,20 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     "axis_shapes": lambda: (4, 2),
     "b": lambda: [1],
     "bandwidth": lambda: 1e9,
+    "boundaries": list,
     "boxes": lambda: {d: (slice(i, i + 1),) for i, d in enumerate(meshard.devices())},
     "cls": new_class,
     "count": lambda: 8,
     "data_callback": lambda: lambda index: values()[index],
     "dcn_mesh_shape": lambda: (1, 1),
+    "decay": lambda: 0.5,
+    "decay_steps": lambda: 4,
     "destination": lambda: columns().layout((8, 4)),
     "device": lambda: meshard.devices()[1],
     "device_buffers": buffers,
     "devices_per_process": lambda: 2,
     "dtype": lambda: "float32",
+    "end_value": lambda: 0.01,
     "entry": lambda: "x",
     "f": lambda: lambda x: x + 1,
     "flatten_func": lambda: lambda x: ((), None),
@@ -380,11 +396,13 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     "in_sharding": rows,
     "in_tree": lambda: {"x": 7},
     "index": lambda: 1,
+    "init_value": lambda: 0.1,
     "inner": lambda: meshard.tree.structure({"x": 0}),
     "itemsize": lambda: 8,
     "kind": lambda: "device",
     "latency": lambda: 1e-6,
     "layout": lambda: rows().layout((8, 4)),
+    "learning_rate": lambda: 0.1,
     "leaves": lambda: [1, 2],
     "level": lambda: 1,
     "levels": lambda: topology().levels,
@@ -392,6 +410,8 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     "local_data": values,
     "local_inputs": values,
     "local_shape": lambda: (8, 4),
+    "max_delta": lambda: 1.0,
+    "max_norm": lambda: 1.0,
     "mesh": mesh,
     "mesh_axes": lambda: P("x"),
     "mesh_axis": lambda: "x",
@@ -401,25 +421,35 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     "other": columns,
     "out_sharding": columns,
     "outer": lambda: meshard.tree.structure([0, 0]),
+    "params": array,
     "path": lambda: Path("written"),
+    "peak_value": lambda: 0.2,
     "prefix_tree": lambda: {"x": 1},
     "process": lambda: 0,
     "processes": lambda: 2,
     "program": lambda: lambda: 1,
     "pspecs": lambda: P("x"),
+    "schedules": lambda: [meshard.optim.constant_schedule(0.1)],
     "shape": lambda: (8, 4),
-    "shards": lambda: (2, 2),
     "sharding": rows,
+    "shards": lambda: (2, 2),
     "source": lambda: rows().layout((8, 4)),
     "spec": lambda: P("x"),
+    "step_size": lambda: 0.5,
+    "step_size_fn": lambda: lambda count: 0.5,
     "topology": topology,
+    "transition_steps": lambda: 4,
     "tree": lambda: {"x": [1, 2]},
     "treedef": lambda: meshard.tree.structure([0, 0]),
     "unflatten_func": lambda: lambda kept, children: new_class()(),
+    "updates": array,
+    "value": lambda: 0.1,
+    "warmup_steps": lambda: 2,
     "x": array,
 }
 # name of the call -> its own arguments.
 SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
+    "meshard.optim.chain": {"*args": lambda: meshard.optim.scale(0.5)},
     "meshard.Mesh": {"devices": lambda: np.array(meshard.devices()).reshape(4, 2)},
     "meshard.P": {"*entries": lambda: "x"},
     "meshard.ShapeDtypeStruct.update": {
@@ -549,6 +579,32 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
             ]
         ),
     },
+    "meshard.ad_checkpoint.checkpoint_name": {"name": lambda: "here"},
+    "meshard.ad_checkpoint.print_saved_residuals": {"f": lambda: plus_one, "*args": array},
+    "meshard.ad_checkpoint.saved_residuals": {"f": lambda: plus_one, "*args": array},
+    **{
+        f"meshard.checkpoint_policies.{name}": {"prim": lambda: "sin"}
+        for name in vars(meshard.checkpoint_policies)
+        if name.startswith(("checkpoint_dots", "dots_", "everything_", "nothing_"))
+    },
+    "meshard.checkpoint_policies.save_from_both_policies": {
+        "policy_1": lambda: meshard.checkpoint_policies.dots_saveable,
+        "policy_2": lambda: meshard.checkpoint_policies.dots_saveable,
+    },
+    "meshard.closure_convert": {"fun": lambda: plus_one, "*example_args": array},
+    "meshard.custom_gradient": {"fun": lambda: with_its_gradient},
+    "meshard.lax.custom_linear_solve": {
+        "matvec": lambda: times_two,
+        "b": array,
+        "solve": lambda: halved,
+        "transpose_solve": lambda: halved,
+    },
+    "meshard.lax.custom_root": {
+        "f": lambda: plus_one,
+        "initial_guess": array,
+        "solve": lambda: lambda f, x: x - f(x),
+        "tangent_solve": lambda: lambda g, y: y,
+    },
     "meshard.custom_jvp": {"fun": lambda: plus_one},
     "meshard.custom_jvp.defjvp": {"jvp": lambda: pushed},
     "meshard.custom_jvp.defjvps": {"*jvps": lambda: times_two},
@@ -566,6 +622,7 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "meshard.linear_transpose": {"fun": lambda: times_two, "*primals": array},
     "meshard.linearize": {"fun": lambda: plus_one, "*primals": array},
+    "meshard.array_api.is_meshard_namespace": {"xp": lambda: np},
     "meshard.numpy.vectorize": {"pyfunc": lambda: plus_one},
     "meshard.remat": {"fun": lambda: plus_one},
     "meshard.value_and_grad": {"fun": lambda: summed},
@@ -614,6 +671,8 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.ad_checkpoint.Residual": lambda: residuals().residuals[0],
+    "meshard.ad_checkpoint.SavedResiduals": lambda: residuals(),
     "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
     "meshard.custom_vjp": lambda: meshard.custom_vjp(plus_one),
     "meshard.Device": lambda: meshard.devices()[0],
@@ -672,6 +731,7 @@ INSTANCES: dict[str, Callable[[], Any]] = {
 # What is done with the result of a call, where that is more than to look at it.
 AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.elastic.protect": lambda found: look_at(opened(found)),
+    "meshard.custom_gradient": lambda found: found(array()),
     "meshard.custom_jvp": lambda found: found(array()),
     "meshard.custom_vjp": lambda found: found(array()),
     "meshard.grad": lambda found: found(array()),
@@ -683,7 +743,32 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.vmap": lambda found: found(array()),
     "meshard.shard_map": lambda found: found(array()),
     "meshard.tree.register_pytree_node": lambda _: None,
+    **dict.fromkeys(
+        (
+            f"meshard.optim.{name}"
+            for name in (
+                *("adam", "adamw", "add_decayed_weights", "chain", "clip", "clip_by_global_norm"),
+                *("lion", "scale", "scale_by_adam", "scale_by_learning_rate", "scale_by_lion"),
+                *("scale_by_schedule", "sgd", "trace"),
+            )
+        ),
+        lambda found: quiet(lambda: found.update(array(), found.init(array()), array())),
+    ),
+    **dict.fromkeys(
+        (
+            f"meshard.optim.{name}_schedule"
+            for name in ("constant", "cosine_decay", "linear", "warmup_cosine_decay")
+        ),
+        lambda found: quiet(lambda: found(mnp.asarray(3))),
+    ),
+    "meshard.optim.join_schedules": lambda found: quiet(lambda: found(mnp.asarray(3))),
 }
+
+
+def quiet(function: Callable[[], Any]) -> Any:
+    """Run a function that may divide by zero, as odd rates ask it to."""
+    with np.errstate(all="ignore"):
+        return function()
 
 
 def written(text: str) -> Path:
@@ -801,7 +886,8 @@ def methods(kind: type) -> list[tuple[str, Any]]:
     for name in dir(kind):
         value = inspect.getattr_static(kind, name)
         method = callable(value) or isinstance(value, (classmethod, staticmethod))
-        if method and not name.startswith("_") and not inspect.isclass(value):
+        own = value is not vars(tuple).get(name)  # a named tuple's count and index are Python's
+        if own and method and not name.startswith("_") and not inspect.isclass(value):
             found.append((name, value))
     return found
 
@@ -831,6 +917,14 @@ def plus_one(x: Any) -> Any:
 
 def times_two(x: Any, *more: Any) -> Any:
     return 2 * x
+
+
+def halved(f: Any, b: Any) -> Any:
+    return b / 2
+
+
+def with_its_gradient(x: Any) -> Any:
+    return x + 1, lambda g: g
 
 
 def summed(x: Any) -> Any:

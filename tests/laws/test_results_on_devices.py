@@ -41,7 +41,7 @@ MADE_OF_NUMBERS = (
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
     "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize numpy.kaiser "
     "numpy.bartlett numpy.blackman numpy.hamming numpy.hanning numpy.diag_indices_from "
-    "numpy.tril_indices_from numpy.triu_indices_from"
+    "numpy.tril_indices_from numpy.triu_indices_from numpy.writeable"
 )
 """Functions of shapes, dtypes and numbers, which do not say where the result lies.
 
@@ -198,7 +198,7 @@ def _names() -> dict[str, Callable[..., Any]]:
         names = [n for n in names if hasattr(members, n)]  # not those that only say what to use
         for name in names:
             member, whole_name = getattr(members, name), f"{module}.{name}"
-            if not callable(member) or isinstance(member, type):
+            if not callable(member) or isinstance(member, type) or name.startswith("save_"):
                 continue
             if whole_name not in apart:
                 found[whole_name] = member

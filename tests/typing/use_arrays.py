@@ -29,7 +29,7 @@ def making() -> None:
     assert_type(mnp.zeros_like(x), Array)
     assert_type(mnp.linspace(0, 1), Array)
     assert_type(mnp.linspace(0, 1, retstep=True)[0], Array)
-    assert_type(mnp.meshgrid(mnp.arange(2), mnp.arange(3)), list[Array])
+    assert_type(mnp.meshgrid(mnp.arange(2), mnp.arange(3)), tuple[Array, ...])
     assert_type(mnp.indices((2, 2)), Array)
     assert_type(mnp.indices((2, 2), sparse=True), tuple[Array, ...])
     for taken in (x, np.ones(3), np.float32(2), 3, 2.5, True, 1j):

@@ -20,10 +20,12 @@ from meshard.errors import did_you_mean, likeness, nearest
 
 _DOORS = (
     *("meshard", "meshard.numpy", "meshard.numpy.linalg", "meshard.numpy.fft", "meshard.lax"),
-    *("meshard.nn", "meshard.random", "meshard.sharding", "meshard.debug", "meshard.tree"),
+    *("meshard.nn", "meshard.optim", "meshard.random", "meshard.sharding", "meshard.debug"),
+    "meshard.tree",
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
     *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
-    *("meshard.typing", "meshard.checkpoint"),
+    *("meshard.typing", "meshard.checkpoint", "meshard.checkpoint_policies"),
+    *("meshard.ad_checkpoint", "meshard.array_api"),
     *(
         f"meshard.experimental.{name}"
         for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")

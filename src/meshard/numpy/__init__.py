@@ -386,6 +386,7 @@ from meshard.ops.reductions.statistics import (
     nanvar as nanvar,
 )
 from meshard.runtime.array.array import Array as _Array
+from meshard.runtime.array.in_place import writeable as writeable
 
 abs = absolute
 acos = arccos
@@ -465,7 +466,7 @@ newaxis = None
 s_ = _numpy.s_
 index_exp = _numpy.index_exp
 errstate = _numpy.errstate
-__array_api_version__ = "2024.12"
+__array_api_version__ = "2025.12"
 __array_namespace_info__ = _info.namespace_info
 pi = _numpy.pi
 e = _numpy.e

@@ -12,6 +12,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from itertools import chain
 from typing import Any, ParamSpec, TypeVar, final, overload
 
@@ -70,7 +72,7 @@ class _Kind:
 
 
 def number(value: Any, what: str, name: str) -> Any:
-    """Return an argument that is one real number, as it is.
+    """Return an argument that is one real number: as it is, if arrays can be multiplied by it.
 
     Raises:
         ArgumentError: if it is something else, or several.
@@ -82,14 +84,15 @@ def number(value: Any, what: str, name: str) -> Any:
     try:
         if not real or isinstance(value, (str, type)) or np.iscomplexobj(value):
             raise TypeError
-        float(value)
+        found = float(value)
     except OverflowError:
         raise OutOfRangeError(
             f"{what}: {name} must fit into a float, got an integer of {value.bit_length()} bits."
         ) from None
     except (TypeError, ValueError):
         raise ArgumentError(refusal(what, name, "a real number", value)) from None
-    return value
+    fits = not isinstance(value, int) or LEAST_INTEGER <= value <= MOST_INTEGER
+    return found if isinstance(value, (Fraction, Decimal)) or not fits else value
 
 
 def _integers(values: Sequence[Any]) -> bool:
@@ -138,7 +141,10 @@ _SIMPLE = {
     "DtypeLike": _Kind("a dtype", _dtype, type(None)),
     "AnyDtypeLike": _Kind("a dtype", _any_dtype, type(None)),
 }
-_ALIASES = {"Axis": "int | Sequence[int] | None"}
+_ALIASES = {
+    "Axis": "int | Sequence[int] | None",
+    "ScalarOrSchedule": "float | Callable[[Any], Any]",
+}
 
 
 @functools.cache

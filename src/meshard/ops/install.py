@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
@@ -15,6 +16,7 @@ from meshard.ops.nn import functions as nn
 from meshard.ops.reductions import composed, moments, reduce, scan, sets, sort
 from meshard.runtime.doors import install
 from meshard.runtime.moving.make import device_put
+from meshard.runtime.moving.place import moved_to
 
 _METHODS: dict[str, Callable[..., Any]] = {
     "all": reduce.all,
@@ -24,6 +26,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "apply_at": update.apply_at,
     "argpartition": sort.argpartition,
     "argsort": sort.argsort,
+    "asarray": create.asarray,
     "astype": elementwise.astype,
     "choose": composed.choose,
     "clip": elementwise.clip,
@@ -62,6 +65,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "swapaxes": shape.swapaxes,
     "take": take.take,
     "trace": matrix.trace,
+    "to_device": partial(moved_to, what="to_device"),
     "transpose": shape.transpose,
     "update_at": update.update_at,
     "var": moments.var,

@@ -44,15 +44,12 @@ class Partial:
             picked, and nothing is rounded.
         kernel: computes the partial results of one cell; None for the row's own kernel.
         dtypes: the partial results' dtypes, from the operands'; None for the results' own.
-        near: the kernel of one cell, and the function that joins what it returns for all cells,
-            where one process has them all: what it returns need not be a block. None: as above.
     """
 
     combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
     accumulates: Literal["wide", "counts", "selects"]
     kernel: Callable[..., Any] | None = None
     dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
-    near: tuple[Callable[..., Any], Callable[[Sequence[Any]], tuple[Block, ...]]] | None = None
 
     def __post_init__(self) -> None:
         rounds = isinstance(self.combine, np.ufunc) and self.combine not in _SELECTING
@@ -68,6 +65,25 @@ _SELECTING = frozenset(
     )
 )
 """Ufuncs that give one of their operands, or its bits, and so never round."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """That positions, which are values, name rows of the first operand.
+
+    Where the dims that they count along are split, just those rows pass between devices.
+
+    Attributes:
+        dims: from the parameters to the dims of the first operand that are counted along.
+        along: whether there is a position for each element; else for a row, of all other dims.
+        updates: whether rows of the second operand change those that are named; else these are the
+            result.
+    """
+
+    dims: Callable[[Params], tuple[int, ...]]
+    along: bool = False
+    updates: bool = False
 
 
 @final
@@ -90,6 +106,8 @@ class Op:
         sums: whether the kernel adds up elements, so that its last bits depend on memory order.
         alike: the first of the operands that meet in one dtype, with all that follow it; None:
             the kernel takes care of short dtypes itself.
+        positions: how they name rows of the first operand, in an operation that looks them up or
+            changes them; None in all others.
         stacked: the parameters with which the kernel does to many blocks, stacked along a new
             first dim, what it does to each, from its parameters; None: it cannot.
     """
@@ -104,6 +122,7 @@ class Op:
     style: Literal["ufunc", "blas", "view", "plain"] = "plain"
     sums: bool = False
     alike: int | None = None
+    positions: Positions | None = None
     stacked: Callable[[Params], Params] | None = None
 
 

@@ -1,23 +1,28 @@
 """Where in the user's program a call comes from, for messages that name the line.
 
-In: running frames. Out: ``file:line``, and in a notebook the cell instead: ``In[9]:2``.
+In: running frames. Out: ``file:line``, and in a notebook the cell instead: ``In[9]:2``. What runs
+for another line, such as the way back of a derivative, says for which, and what for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import CodeType
-from typing import Any
+from typing import Any, final
 
 from meshard.algebra.boundary import is_library
 
-_stated: ContextVar[str | None] = ContextVar("meshard_line", default=None)
+Purpose = str | Callable[[], str]
+"""What something is done for, or what tells it when it is asked."""
 
-_CALLED = ("optree", "contextlib", "functools")
+_stated: ContextVar[at_line | None] = ContextVar("meshard_line", default=None)
+
+_CALLED = ("optree", "contextlib", "functools", "numpy")
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-[^>]*>")
 _USERS = "meshard.cli"
 
@@ -28,12 +33,20 @@ def user_line() -> str:
     Within `at_line` it is the line that was stated.
     """
     stated = _stated.get()
-    if stated is not None:
-        return stated
+    if stated is not None and stated.line:
+        return stated.line
     frame = sys._getframe(1)
     while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
     return place_text(frame.f_code.co_filename, frame.f_lineno)
+
+
+def frames_below_user() -> int:
+    """Return how many frames are between the caller and the user's, both counted: a stack level."""
+    frame, count = sys._getframe(1), 1
+    while frame.f_back is not None and is_ours(frame.f_globals.get("__name__", "")):
+        frame, count = frame.f_back, count + 1
+    return count
 
 
 def place_text(file: str, line: int) -> str:
@@ -54,13 +67,57 @@ def _cell(file: str) -> str:
     return f"In[{numbered[1]}]" if numbered else file
 
 
-@contextlib.contextmanager
-def at_line(line: str) -> Iterator[None]:
-    """Attribute all that runs within a ``with`` statement to one line.
+@final
+class at_line:
+    """Attribute all that runs within a ``with`` statement to one line and one purpose.
 
-    Code without a line of its own, such as a loop between its iterations, keeps the line before.
+    Code without a line of its own, such as a loop between its iterations, keeps the line before;
+    code without a purpose keeps that before.
+
+    Args:
+        line: the line, as `user_line` returns it.
+        purpose: what it is done for, as in ``"gradient of w"``.
+
+    Attributes:
+        line: the line. What runs one operation after another changes it, and the purpose, within
+            one statement.
+        purpose: what it is done for.
+        around: what that is for which this runs; it holds where there is no purpose.
     """
-    token = _stated.set(line or _stated.get())
+
+    __slots__ = ("_token", "around", "line", "purpose")
+
+    def __init__(self, line: str, purpose: Purpose = "") -> None:
+        self.line, self.purpose = line, purpose
+        self.around: Purpose = ""
+
+    def __enter__(self) -> at_line:
+        before = _stated.get()
+        if before is not None:
+            self.line, self.around = self.line or before.line, before.told
+        self._token = _stated.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _stated.reset(self._token)
+
+    def told(self) -> str:
+        """Return what is done within is for."""
+        for found in (self.purpose, self.around):
+            text = found if isinstance(found, str) else found()
+            if text:
+                return text
+        return ""
+
+
+@contextlib.contextmanager
+def at_own_lines() -> Iterator[None]:
+    """Attribute what runs within a ``with`` statement to the user's lines there; keep the purpose.
+
+    A rule that the user wrote has lines of its own.
+    """
+    before = _stated.get()
+    token = _stated.set(at_line("", "" if before is None else before.told))
     try:
         yield
     finally:
@@ -69,7 +126,14 @@ def at_line(line: str) -> Iterator[None]:
 
 def stated_line() -> str | None:
     """Return the line that `at_line` states; None if it states none."""
-    return _stated.get()
+    stated = _stated.get()
+    return stated.line or None if stated is not None else None
+
+
+def stated_purpose() -> str:
+    """Return what `at_line` says that is done for; nothing for what a program does by itself."""
+    stated = _stated.get()
+    return "" if stated is None else stated.told()
 
 
 def line_of(code: CodeType, place: int) -> int:
@@ -80,6 +144,7 @@ def line_of(code: CodeType, place: int) -> int:
     return code.co_firstlineno
 
 
+@functools.cache
 def is_ours(module: str) -> bool:
     """Whether a module's frames are the library's own."""
     if is_library(module):

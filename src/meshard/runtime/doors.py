@@ -132,7 +132,7 @@ def namespace() -> ModuleType:
     return import_module(_DOORS.namespace)
 
 
-def bind(name: str, *operands: Any, **params: Hashable) -> Any:
+def bind(name: str, /, *operands: Any, **params: Hashable) -> Any:
     """Hand an operation to the innermost interpreter."""
     stack = _stack.get()
     interpreter = stack[-1] if stack else _DOORS.base

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import final
 
-from meshard.settings import Setting, one_of
+from meshard.settings import Setting, one_of, switch
 
 _JOB = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -83,6 +83,12 @@ def _table(given: object) -> Table:
 
 DEFAULT_FLOAT: Setting[str] = Setting("default_float", "float64", *one_of("float32", "float64"))
 """The dtype of floats that nothing else decides."""
+
+ON_GATHER: Setting[str] = Setting("on_gather", "allow", *one_of("allow", "warn", "error"))
+"""What happens where an array that is spread over several blocks is put together on the host."""
+
+WRITEABLE: Setting[bool] = Setting("writeable", False, *switch())
+"""Whether arrays may be written into, outside of every ``with`` statement."""
 
 CHECK: Setting[str] = Setting("check", "hash", *one_of("off", "hash", "full"))
 """How the operations of processes are compared."""

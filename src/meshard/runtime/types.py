@@ -17,6 +17,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.where import Where
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
@@ -36,7 +37,8 @@ DTypeLike = npt.DTypeLike | None
 """What functions take where a dtype is meant; None: the function's default."""
 
 DeviceLike = Sharding | Device | PartitionSpec | None
-"""What functions take where it is said how a result is laid out; a spec where a mesh is set."""
+"""What functions take where it is said how a result is laid out; a spec where a mesh is set.
+``x.device`` of an array counts as a Sharding or a Device."""
 
 ShapeLike = int | Sequence[int]
 """What functions take where a shape is meant."""
@@ -144,6 +146,8 @@ class ArrayType(Shaped):
         self.committed: bool = committed
         self.ndim: int = len(shape)
         self.size: int = math.prod(shape)
+        given: object = sharding
+        assert type(given) is not Where, "x.device of an array was taken for a sharding"
         layout: Layout = sharding.layout(shape)
         self.layout: Layout = layout
         if processes is None:

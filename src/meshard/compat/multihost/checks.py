@@ -136,7 +136,7 @@ def _host(leaf: Any) -> Block:
         return np.asarray(leaf)
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "US":
         return leaf
-    return to_numpy(leaf) if type(leaf) is Array else as_host(leaf, "assert_equal")
+    return to_numpy(leaf, "assert_equal") if type(leaf) is Array else as_host(leaf, "assert_equal")
 
 
 def _name(value: Block) -> str:
@@ -182,7 +182,7 @@ def _text(leaf: Any) -> str:
     """Return a value as a message shows it."""
     if type(leaf) is Array and not leaf.is_fully_addressable:
         first = leaf.addressable_shards
-        value = to_numpy(first[0].data) if first else np.empty(0, leaf.dtype)
+        value = to_numpy(first[0].data, "assert_equal") if first else np.empty(0, leaf.dtype)
         text = f"{leaf.aval.str_short()}, here {_elements(value)}"
     else:
         value = _host(leaf)

@@ -171,7 +171,9 @@ def gather(x: Any, root: int = 0) -> Any:
         array: Array = leaf.value
         device = _one_of_each(world, array.sharding.device_order)[peers.index(target)]
         moved = placed(array, SingleDeviceSharding(device), what=what)
-        results.append(to_numpy(moved) if target == world.process_index else None)
+        results.append(
+            to_numpy(moved, "process_allgather") if target == world.process_index else None
+        )
     return unflatten(brought.structure, results)
 
 
@@ -186,11 +188,11 @@ def _fetched(world: RuntimeWorld, x: Array, what: str) -> Block:
     if x._type.layout.replicated and set(world.processes) == {
         d.process_index for d in x.sharding.device_order
     }:
-        return to_numpy(x)
+        return to_numpy(x, "process_allgather")
     # One device of each process, since a process keeps replicas once; if possible one that has a
     # part of the array already.
     mesh = Mesh(_one_of_each(world, x.sharding.device_order), "processes")
-    return to_numpy(placed(x, NamedSharding(mesh, PartitionSpec()), what=what))
+    return to_numpy(placed(x, NamedSharding(mesh, PartitionSpec()), what=what), what)
 
 
 def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
@@ -214,7 +216,7 @@ def _stacked(world: RuntimeWorld, leaf: Leaf, tiled: bool, what: str) -> Block:
 def _alone(leaf: Leaf) -> Block:
     """Return a value of this process alone, read-only, in memory that nothing else writes to."""
     if leaf.given:
-        return to_numpy(leaf.value)
+        return to_numpy(leaf.value, "process_allgather")
     value = np.array(leaf.value)
     value.flags.writeable = False
     return value

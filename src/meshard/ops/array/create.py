@@ -33,6 +33,7 @@ from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.row import Dtype
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.in_place import writing
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
     as_array,
@@ -40,6 +41,7 @@ from meshard.runtime.moving.place import (
     as_sharding,
     check_devices_exist,
     home,
+    moved_to,
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
@@ -61,7 +63,7 @@ def _made(
 ) -> Array:
     """Make an array piece by piece; without a writer, of zeros."""
     world = here()
-    sharding = as_sharding(device, what)
+    sharding = as_sharding(device, what, shape)
     if sharding is not None:
         check_devices_exist(world, sharding, what)
     settled = sharding is not None if committed is None else committed
@@ -141,7 +143,8 @@ def array(
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
         ndmin: the least number of dims; dims of size one are put in front.
-        device: a Sharding or Device for the result; None for the default device, uncommitted.
+        device: a Sharding or Device for the result, or ``x.device`` of another array, whose devices
+            it goes to if it is not there; None for the default device, uncommitted.
 
     Raises:
         DtypeError: if the elements are not numbers.
@@ -155,19 +158,21 @@ def array(
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
-    place = as_sharding(device, "array")
     if is_array(value):
         result = value if wanted is None else value.astype(wanted, copy=False)
+        if result is object and copy and writing():
+            result = result.copy()
     else:
         host = as_host(value, "array", wanted)
+        shape = (1,) * (ndmin - host.ndim) + host.shape
+        place = as_sharding(device, "array", shape)
         check_same_values(host, [host], [place], "array")
         if place is not None:  # from here each piece goes to its own device
-            return placed(host.reshape((1,) * (ndmin - host.ndim) + host.shape), place)
+            return placed(host.reshape(shape), place)
         result = as_array(host)
     if result.ndim < ndmin:
         result = result.reshape((1,) * (ndmin - result.ndim) + result.shape)
-    if place is not None:
-        result = placed(result, place)
+    result = moved_to(result, device, "array")
     same = result is object or (
         type(object) is Array and type(result) is Array and result._live() is object._live()
     )
@@ -219,7 +224,8 @@ def full(
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
-        device: a Sharding or Device for the result.
+        device: a Sharding or Device for the result; or ``x.device`` of another array, on whose
+            devices it is split like that one, as far as its shape allows.
 
     >>> import meshard.numpy as mnp
     >>> mnp.full((2,), 7).tolist()
@@ -780,7 +786,7 @@ def tri(
 
 
 @checked
-def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list[Array]:
+def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> tuple[Array, ...]:
     """Return the coordinates of a grid, one array for each of its dims.
 
     Args:
@@ -797,7 +803,7 @@ def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list
     [[[0, 0], [1, 1]], [[0, 1], [0, 1]]]
     """
     choice_of(indexing, ("xy", "ij"), "meshgrid", "indexing")
-    arrays = [as_array(x).reshape(-1) for x in xi]
+    arrays = [as_array(x).reshape(-1).copy() for x in xi]
     count = len(arrays)
     order = list(range(count))
     if indexing == "xy" and count > 1:
@@ -806,6 +812,4 @@ def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> list
         x.reshape((1,) * order[i] + (-1,) + (1,) * (count - order[i] - 1))
         for i, x in enumerate(arrays)
     ]
-    if sparse:
-        return thin
-    return broadcast_arrays(*thin)
+    return tuple(thin) if sparse else broadcast_arrays(*thin)

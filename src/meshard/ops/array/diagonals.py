@@ -9,7 +9,6 @@ import numpy as np
 
 from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
-from meshard.ops.array.index import joined
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
@@ -62,6 +61,15 @@ def _diagonal_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Pa
     return {**_corner(params, bounds, shape), "columns": shape[1]}
 
 
+def _joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
+    """Join results that do not overlap, bit by bit, so that every value stays what it is."""
+    total = np.array(parts[0][0])
+    bits = total.reshape(-1).view(np.uint8)
+    for (part,) in parts[1:]:
+        bits |= np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return (bits.view(total.dtype).reshape(total.shape),)
+
+
 register(Op("triangle", "... i j -> ... i j", _kept, dtypes=same_dtype, local=_corner))
 
 
@@ -101,7 +109,7 @@ register(
         _diagonal_out,
         _diagonal,
         dtypes=same_dtype,
-        partial=Partial(joined, "selects"),
+        partial=Partial(_joined, "selects"),
         local=_diagonal_start,
     )
 )

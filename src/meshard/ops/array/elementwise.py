@@ -20,8 +20,8 @@ from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import KEY, ArrayLike, Block, dtype_name
+from meshard.runtime.moving.place import as_array, moved_to
+from meshard.runtime.types import KEY, ArrayLike, Block, DeviceLike, dtype_name
 from meshard.tuning import LARGE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -307,13 +307,22 @@ def _itself(x: Block) -> Block:
     return x
 
 
+AGAIN = "again"
+"""The row of values from which others are computed a second time."""
+
+
 def _again(x: Block, *, number: int) -> Block:
+    return x
+
+
+def _named(x: Block, *, name: str) -> Block:
     return x
 
 
 register(Op("stop_gradient", "... -> ...", _itself, dtypes=same_dtype, style="view"))
 # What is computed behind it is not taken for what was computed before, whose number is another.
-register(Op("again", "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op(AGAIN, "... -> ...", _again, dtypes=same_dtype, style="view"))
+register(Op("checkpoint_name", "... -> ...", _named, dtypes=same_dtype, style="view"))
 register(Op("real", "... -> ...", _real))
 register(Op("imag", "... -> ...", _imag))
 register(Op("round", "... -> ...", _round, alike=0, style="ufunc"))
@@ -410,7 +419,7 @@ def clip(
     low, high = _limit(x, "min", min, below=True), _limit(x, "max", max, below=False)
     if low is not None and high is not None:
         return limited(x, low, high)
-    raised = x if low is None else bind("maximum", x, low)
+    raised = x.copy() if low is None else bind("maximum", x, low)
     return raised if high is None else bind("minimum", raised, high)
 
 
@@ -489,8 +498,10 @@ def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Array:
 
 
 @checked
-def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
-    """Return the array converted to another dtype; the sharding stays.
+def astype(
+    x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True, device: DeviceLike = None
+) -> Array:
+    """Return the array converted to another dtype; the sharding stays, unless a device is given.
 
     Raises:
         DtypeError: if ``dtype`` is not one of numbers.
@@ -500,6 +511,6 @@ def astype(x: ArrayLike, dtype: AnyDtypeLike, /, *, copy: bool = True) -> Array:
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    if not copy and getattr(x, "dtype", None) == wanted:
-        return as_array(x)
-    return bind("astype", x, dtype=wanted)
+    same = not copy and getattr(x, "dtype", None) == wanted
+    found = as_array(x) if same else bind("astype", x, dtype=wanted)
+    return found if device is None else moved_to(found, device, "astype")

@@ -1,12 +1,11 @@
 """Indexing: slices as box maps, arrays of positions as gathers.
 
-A basic index moves only what crosses between devices. In a gather each device looks up the
-positions that it holds itself; the parts, which do not overlap, are then joined.
+A basic index moves only what crosses between devices, and so does a gather: each device gets the
+rows that its positions name and that it does not have.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any, final
@@ -20,7 +19,16 @@ from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.dtypes.promotion import promoted
 from meshard.ops.engine.concrete import concrete, eagerly, is_array, is_traced
-from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import (
+    Bounds,
+    MoveOp,
+    Op,
+    Operand,
+    Params,
+    Positions,
+    RuleText,
+    register,
+)
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
@@ -309,6 +317,9 @@ def _unchecked(entry: Any) -> Any:
     return as_array(np.asarray(entry)) if isinstance(entry, (int, np.integer)) else entry
 
 
+_LONG = np.dtype(np.int64)
+
+
 def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool = True) -> Any:
     """Return positions counted from 0, checked against the dim's size.
 
@@ -334,7 +345,9 @@ def positions(entry: Any, size: int, dim: int, clamp: bool = True, checked: bool
             low, high = bind("min", entry, **every), bind("max", entry, **every)
         if low._type.local:  # else other processes hold it all, and check
             _check_bounds(int(low), int(high), size, dim)
-    long = bind("astype", entry, dtype=np.dtype(np.int64))
+            if int(low) >= 0:
+                return entry if entry.dtype == np.int64 else bind("astype", entry, dtype=_LONG)
+    long = bind("astype", entry, dtype=_LONG)
     return bind("where", bind("less", long, 0), bind("add", long, size), long)
 
 
@@ -415,7 +428,11 @@ def _gather(
     local, inside = _inside(x, places, dims, starts)
     front = _front(x, dims)
     count = np.count_nonzero(inside)
-    if count == inside.size:
+    if count == inside.size and len(dims) == 1 and x.flags.c_contiguous:
+        # Twice as fast as an index, since nothing is checked again.
+        taken: Block = x.take(local[0], axis=dims[0], mode="clip")
+        found = np.moveaxis(taken, range(dims[0], dims[0] + inside.ndim), range(inside.ndim))
+    elif count == inside.size:
         found = front[tuple(local)]
     else:
         found = np.zeros((*inside.shape, *front.shape[len(dims) :]), x.dtype)
@@ -424,62 +441,14 @@ def _gather(
     return _placed_back(found, inside.ndim, at)
 
 
-def joined(parts: Sequence[tuple[Block, ...]]) -> tuple[Block, ...]:
-    """Join results that do not overlap, bit by bit, so that every value stays what it is."""
-    total = np.array(parts[0][0])
-    bits = total.reshape(-1).view(np.uint8)
-    for (part,) in parts[1:]:
-        bits |= np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-    return (bits.view(total.dtype).reshape(total.shape),)
-
-
-@final
-class _Found:
-    """What a cell has of the positions that are looked up.
-
-    Attributes:
-        values: the elements that it has.
-        places: where they belong among all positions.
-        shape: the shape of the positions.
-        at: where their dims come among the others.
-    """
-
-    __slots__ = ("at", "places", "shape", "values")
-
-    def __init__(self, values: Block, places: Block, shape: tuple[int, ...], at: int) -> None:
-        self.values, self.places, self.shape, self.at = values, places, shape, at
-
-
-def _found_in(
-    x: Block, *places: Block, dims: tuple[int, ...], at: int, starts: tuple[int, ...] = ()
-) -> _Found:
-    """Look up the positions that the block holds, and only these."""
-    local, inside = _inside(x, places, dims, starts)
-    where = inside.reshape(-1).nonzero()[0]
-    values = _front(x, dims)[tuple([p.reshape(-1)[where] for p in local])]
-    return _Found(values, where, inside.shape, at)
-
-
-def _all_found(parts: Sequence[tuple[_Found]]) -> tuple[Block]:
-    """Put what all cells have in its place; what none has is zero."""
-    found = [p for (p,) in parts if len(p.places)] or [parts[0][0]]
-    first = found[0]
-    size, rest = math.prod(first.shape), first.values.shape[1:]
-    make = np.empty if sum(len(p.places) for p in found) == size else np.zeros
-    total = make((size, *rest), first.values.dtype)
-    for part in found:
-        total[part.places] = part.values
-    return (_placed_back(total.reshape((*first.shape, *rest)), len(first.shape), first.at),)
-
-
 register(
     Op(
         "gather",
         _gather_rule,
         _gather,
         dtypes=same_dtype,
-        partial=Partial(joined, "selects", near=(_found_in, _all_found)),
         local=_gather_cell,
+        positions=Positions(lambda params: params["dims"]),
     )
 )
 

@@ -169,9 +169,9 @@ class NamespaceInfo:
         """Return the device of new arrays that are not placed."""
         return home(here()).device
 
-    def devices(self) -> list[Any]:
+    def devices(self) -> tuple[Any, ...]:
         """Return all devices."""
-        return list(here().devices)
+        return tuple(here().devices)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
         """Return the dtypes that Python numbers take."""

@@ -278,7 +278,7 @@ def flip(m: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     """
     x = as_array(m)
     dims = normalised_axes(axis, x.ndim, "flip")
-    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x
+    return bind("flip", x, dims=tuple((d, ()) for d in dims)) if dims else x.copy()
 
 
 @checked

@@ -484,7 +484,7 @@ def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
         raise ShapeError(f"broadcast_shapes: the shapes {listed} do not broadcast.") from None
 
 
-def broadcast_arrays(*args: ArrayLike) -> list[Array]:
+def broadcast_arrays(*args: ArrayLike) -> tuple[Array, ...]:
     """Return the arrays broadcast against each other.
 
     >>> import meshard.numpy as mnp
@@ -493,7 +493,7 @@ def broadcast_arrays(*args: ArrayLike) -> list[Array]:
     """
     arrays = [as_array(a) for a in args]
     shape = broadcast_shapes(*[x.shape for x in arrays])
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple([broadcast_to(x, shape) for x in arrays])
 
 
 @overload

@@ -1,7 +1,8 @@
-"""Elements at positions along a dim: each device looks up what it holds."""
+"""Elements at positions along a dim: each device gets those that it lacks."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 
 from meshard.algebra.arguments import choice_of
 from meshard.errors import IndexingError, ShapeError
-from meshard.ops.array.index import joined, positions, whole_numbers
+from meshard.ops.array.index import positions, whole_numbers
 from meshard.ops.array.shape import reshape
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import is_whole, same_dtype
 from meshard.ops.dtypes.promotion import kind_of, limits_of
 from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.row import Bounds, Op, Operand, Params, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -61,7 +62,7 @@ def take(
     """Return the elements at positions along a dim, or in the flat array.
 
     Args:
-        a: the array; where the dim is split, each device looks up what it holds.
+        a: the array; where the dim is split, each device gets the elements that it lacks.
         indices: integers of any shape.
         axis: the dim.
         out: None; arrays are immutable.
@@ -123,19 +124,30 @@ def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Param
 def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
     """Look up the positions that the block holds; the others give zeros."""
     n = x.shape[dim]
-    local = places - start
-    inside = (local >= 0) & (local < n)
+    local = places - start if start else places
     shape = np.broadcast_shapes(
         *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
     )
-    from_all = np.broadcast_to(x, [n if d == dim else m for d, m in enumerate(shape)])
-    wide = [local.shape[dim] if d == dim else m for d, m in enumerate(shape)]
+    wide = tuple([local.shape[dim] if d == dim else m for d, m in enumerate(shape)])
     if not n:
         return np.zeros(wide, x.dtype)
-    if inside.all():
-        return np.take_along_axis(from_all, np.broadcast_to(local, wide), dim)
-    found = np.take_along_axis(from_all, np.broadcast_to(np.where(inside, local, 0), wide), dim)
-    found[np.broadcast_to(~inside, wide)] = 0
+    # Below zero a position is, without its sign, beyond all sizes.
+    inside = local.astype(np.int64, copy=False).view(np.uint64) < n
+    whole = bool(inside.all())
+    numbers = _numbers(x.shape, dim, local if whole else np.where(inside, local, 0))
+    found = x.reshape(-1).take(np.broadcast_to(numbers, wide), mode="clip")
+    if not whole:
+        found[np.broadcast_to(~inside, wide)] = 0
+    return found
+
+
+def _numbers(shape: tuple[int, ...], dim: int, local: Block) -> Block:
+    """Return the numbers of elements in C order, by their positions along a dim."""
+    found = local * math.prod(shape[dim + 1 :])
+    for d, n in enumerate(shape):
+        if d != dim and n > 1:
+            own = np.arange(n).reshape([n if e == d else 1 for e in range(len(shape))])
+            found = found + own * math.prod(shape[d + 1 :])
     return found
 
 
@@ -145,8 +157,8 @@ register(
         _along_rule,
         _along,
         dtypes=same_dtype,
-        partial=Partial(joined, "selects"),
         local=_along_cell,
+        positions=Positions(lambda params: (params["dim"],), along=True),
     )
 )
 

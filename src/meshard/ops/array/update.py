@@ -35,6 +35,7 @@ from meshard.ops.row import (
     Op,
     Operand,
     Params,
+    Positions,
     RuleText,
     register,
 )
@@ -77,22 +78,27 @@ def _update(
     arrays: tuple[int, ...],
     how: str,
     starts: tuple[int, ...] = (),
+    out: Block | None = None,
 ) -> Block:
-    """Return a copy of the block, changed at the positions that it holds."""
+    """Return a copy of the block, or the block ``out``, changed at the positions that it holds."""
     places = tuple(map(np.asarray, places))  # Python numbers, in a program
     rank = places[0].ndim
     first = starts or (0,) * len(arrays)
-    local = [p - s for p, s in zip(places, first, strict=True)]
+    local = [p - s if s else p for p, s in zip(places, first, strict=True)]
+    # Below zero a position is, without its sign, beyond all sizes.
     inside = np.ones(places[0].shape, bool)
     for p, d in zip(local, arrays, strict=True):
-        inside &= (p >= 0) & (p < x.shape[d])
+        inside &= p.astype(np.int64, copy=False).view(np.uint64) < x.shape[d]
     if not inside.any():
         return x
-    result = x.copy()
+    result = np.empty(x.shape, x.dtype) if out is None else out
+    if result is not x:
+        np.copyto(result, x)
     kept = [d for d in range(x.ndim) if d not in arrays]
     front = result.transpose([*arrays, *kept])
-    where = tuple(p[inside] for p in local)
-    given = value.reshape((*inside.shape, *value.shape[rank:]))[inside]
+    where, given = tuple(local), value.reshape((*inside.shape, *value.shape[rank:]))
+    if not inside.all():
+        where, given = tuple([p[inside] for p in local]), given[inside]
     if how == "set":
         front[where] = given
     else:
@@ -100,7 +106,16 @@ def _update(
     return result
 
 
-register(Op("scatter", _update_rule, _update, dtypes=same_dtype, local=_update_cell))
+register(
+    Op(
+        "scatter",
+        _update_rule,
+        _update,
+        dtypes=same_dtype,
+        local=_update_cell,
+        positions=Positions(lambda params: params["arrays"], updates=True),
+    )
+)
 
 
 def update_at(x: Any, index: Any, values: Any, how: str, options: dict[str, Any]) -> Any:

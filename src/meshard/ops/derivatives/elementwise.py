@@ -174,6 +174,7 @@ UNARY: dict[str, Any] = {
     "nan_to_num": lambda y, x, **_: o.isfinite(x),
     "reduce_precision": 1.0,
     "again": 1.0,
+    "checkpoint_name": 1.0,
 }
 """For each row of one operand its derivative, from the result and the operand."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from meshard.ops.array import create
 from meshard.ops.derivatives.shapes import shrunk, tangent_like
@@ -38,6 +38,8 @@ class Site:
         operands: what it was given: arrays, and Python numbers.
         results: what it returned.
         again: does the same to other operands, and returns a list of results.
+        names: what the operands are called, for what is said of their gradients; empty for those
+            without a name.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Site:
     operands: Values
     results: Values
     again: Callable[..., list[Any]]
+    names: Sequence[str] = ()
 
     def of_arrays(self) -> Site:
         """Return the same with arrays for Python numbers."""
@@ -64,9 +67,18 @@ class Site:
 
 
 class Derivative:
-    """The base of all kinds."""
+    """The base of all kinds.
+
+    Attributes:
+        apart: whether it finds the cotangent of each operand by itself, so that nothing is computed
+            twice if it is asked for one after another.
+        kept_alone: whether it reads what was kept of the operation, neither operands nor results,
+            and takes None for cotangents that are zero.
+    """
 
     __slots__ = ()
+    apart: ClassVar[bool] = False
+    kept_alone: ClassVar[bool] = False
 
     def push(self, site: Site, tangents: Values) -> list[Any]:
         """Return the tangents of the results, given those of the operands."""
@@ -114,6 +126,7 @@ class Partials(Derivative):
     """
 
     factors: tuple[Factor, ...]
+    apart: ClassVar[bool] = True
 
     def _part(self, site: Site, number: int, g: Any) -> Any:
         make = self.factors[number]
@@ -154,6 +167,7 @@ class Linear(Derivative):
     transpose: Callable[[Site, int, Values], Any]
     of: tuple[int, ...] | None = None
     together: bool = True
+    apart: ClassVar[bool] = True
 
     def _own(self, site: Site) -> Sequence[int]:
         return range(len(site.operands)) if self.of is None else self.of

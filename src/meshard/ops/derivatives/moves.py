@@ -12,7 +12,7 @@ from meshard.ops.array.create import zeros, zeros_like
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values
-from meshard.ops.derivatives.shapes import dtype_of
+from meshard.ops.derivatives.shapes import dtype_of, in_body
 
 
 def _reshape(site: Site, number: int, g: Values) -> Any:
@@ -67,7 +67,16 @@ def _take_positions(site: Site, number: int, g: Values) -> Any:
 
 
 def _slice(site: Site, number: int, g: Values) -> Any:
-    return o.overlay(zeros_like(site.x, dtype=g[0].dtype), g[0], slices=site.params["slices"])
+    spans = [slice(*s).indices(n) for s, n in zip(site.params["slices"], site.x.shape, strict=True)]
+    dense = not site.params["dropped"] and all(step == 1 for _, _, step in spans)
+    if not dense or not in_body(site.x):  # a global array is laid out as the operand is
+        empty = zeros_like(site.x, dtype=g[0].dtype)
+        return o.overlay(empty, g[0], slices=site.params["slices"])
+    dims = []
+    for d, ((first, _, _), n) in enumerate(zip(spans, g[0].shape, strict=True)):
+        if n < site.x.shape[d]:
+            dims.append((d, (first, site.x.shape[d] - n - first)))
+    return o.pad_zeros(g[0], dims=tuple(dims))
 
 
 def _overlay(site: Site, number: int, g: Values) -> Any:

@@ -1,8 +1,9 @@
 """Derivatives of random numbers with respect to the parameters of their distributions.
 
 The uniform numbers that they are made of stay, so that a number follows its parameters as the
-formula says: the reparametrization that gradients of expectations are estimated with. Each factor
-is the derivative of the number at its own place, in terms of itself.
+formula says: the reparametrization that gradients of expectations are estimated with. Where a
+number was tried for until it was accepted, its place in the distribution stays. Each factor is the
+derivative of the number at its own place, in terms of itself.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ def _wald(y: Any, u: Any, v: Any, mean: Any, **_: Any) -> Any:
     return o.divide(o.multiply(2, o.square(y)), o.multiply(mean, o.add(y, mean)))
 
 
+def _gamma(y: Any, key: Any, a: Any, *, log: bool, **_: Any) -> Any:
+    if log:
+        return o.random_gamma_slope(y, a)
+    some = o.greater(y, 0)
+    slope = o.random_gamma_slope(o.log(o.where(some, y, 1)), a)
+    return o.where(some, o.multiply(y, slope), 0)
+
+
 _FLAT = """
     split fold_in seed wrap unwrap open words bits uniform normal exponential range range_of within
     normal_of cauchy gumbel laplace logistic maxwell rademacher pareto rayleigh wald lognormal
@@ -109,9 +118,10 @@ RANDOM: dict[str, Derivative] = {
         )
     ),
     "random_truncated_normal_of": Partials((None, _lower, _upper)),
-    "random_gamma": Refused(
-        "how a gamma number follows its shape has no closed form. Keep the shape constant with "
-        "lax.stop_gradient; a rate or scale can be a factor."
+    "random_gamma": Partials((None, _gamma)),
+    "random_gamma_slope": Refused(
+        "second derivatives of gamma numbers by their shape are not known here. Keep the shape "
+        "constant in one of the two with lax.stop_gradient."
     ),
 }
 """The derivative of each row of random numbers."""

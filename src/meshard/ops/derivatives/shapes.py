@@ -1,8 +1,8 @@
 """Cotangents made to fit: summed over what was broadcast on the way.
 
-In: a cotangent and the value that it belongs to. Out: one of that value's shape and dtype, and, in
-the body of a `shard_map`, over the axes over which the value varies. A value is widened without a
-word where it meets one that varies over more axes; the sum over these is the transpose of that.
+In: a cotangent and the value that it belongs to. Out: one of that value's shape and dtype; and, in
+the body of a `shard_map`, summed over the axes over which the value is the same. A value is widened
+without a word where it meets one that varies over more axes; the sum is the transpose of that.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ def is_differentiable(x: Any) -> bool:
     return dtype is None or is_float(dtype) or dtype.kind == "c"
 
 
+def in_body(x: Any) -> bool:
+    """Whether a value is one of a `shard_map` body."""
+    return isinstance(x, Traced) and not isinstance(x.aval, ArrayType)
+
+
 def varying(x: Any) -> frozenset[str]:
     """Return the axes over which a value varies; none outside of `shard_map` bodies."""
-    if not isinstance(x, Traced):
-        return frozenset()
-    aval: Any = x.aval
-    return frozenset() if isinstance(aval, ArrayType) else aval.vma
+    found: frozenset[str] = x.aval.vma if in_body(x) else frozenset()
+    return found
 
 
 def shrunk(g: Any, like: Any) -> Any:
@@ -51,10 +54,12 @@ def shrunk(g: Any, like: Any) -> Any:
         g = as_array(g)
     if g.shape != shape:
         g = _summed(g, shape)
-    axes = varying(g) - varying(like)
-    if axes:
-        g = current().narrowed(g, tuple(sorted(axes)))
     return converted(g, wanted)
+
+
+def narrowed(g: Any, axes: frozenset[str]) -> Any:
+    """Return the sum of a cotangent over mesh axes over which its value is the same."""
+    return current().narrowed(g, tuple(sorted(axes)))
 
 
 def converted(g: Any, dtype: np.dtype[Any]) -> Any:

@@ -26,6 +26,7 @@ from meshard.algebra.sharding import NamedSharding, device_tensor
 from meshard.errors import ArgumentError
 from meshard.ops.dtypes.kernels import for_operands
 from meshard.ops.dtypes.laws import order_matters, result_dtypes, weak_dtypes
+from meshard.ops.engine.decide_exchange import decide_exchange
 from meshard.ops.engine.decide_move import decide_move
 from meshard.ops.engine.decision import (
     Cells,
@@ -34,12 +35,12 @@ from meshard.ops.engine.decision import (
     KernelDecision,
     KernelDtypes,
 )
-from meshard.ops.engine.operand_mesh import OperandMesh
+from meshard.ops.engine.each import each_row
+from meshard.ops.engine.operand_mesh import OperandMesh, way_to
 from meshard.ops.engine.reduction import Partials, plan_reduction
 from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
-from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
-from meshard.plan.move.wires import Move, Wire, fold_wire, move_wire
+from meshard.plan.move.wires import Wire, fold_wire
 from meshard.runtime.doors import Params as BoundParams
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
@@ -50,7 +51,7 @@ Type = ArrayType | type[Any]
 
 def find_row(name: str) -> Op | MoveOp | None:
     """Return the row of an operation; None if there is none, as for collectives."""
-    return REGISTRY.get(name)
+    return REGISTRY.get(name) or each_row(name)
 
 
 def row_of(name: str) -> Op | MoveOp:
@@ -93,7 +94,18 @@ def decide(
     row = row_of(name)
     if isinstance(row, MoveOp):
         return decide_move(world, row, [t for t in types if isinstance(t, ArrayType)], dict(params))
+    if row.positions is not None:
+        found = decide_exchange(world, row, types, dict(params), preferred, leading)
+        if found is not None and (row.positions.updates or not found.moved):
+            return found
+        other = _Kernel(world, row, types, dict(params), preferred, leading).decision
+        # An operand has to move in any case: perhaps the rows had better be together.
+        return other if found is None or _total(other) < _total(found) else found
     return _Kernel(world, row, types, dict(params), preferred, leading).decision
+
+
+def _total(decision: Decision) -> int:
+    return sum(w.total for w in decision.wires)
 
 
 def takes_arrays_only(name: str) -> bool:
@@ -151,7 +163,10 @@ def propagated(
         params: the parameters.
         preferred: for each result how it is best laid out.
     """
-    rule = lasting_rule(op, types, params)
+    lasting = (
+        op.positions is None
+    )  # rows that are looked up pass between devices, as they are split
+    rule = (lasting_rule if lasting else bound_rule)(op, types, params)
     mesh = OperandMesh(op.name, [t if isinstance(t, ArrayType) else None for t in types])
     return mesh, _propagated(mesh, rule, types, preferred, None)
 
@@ -284,23 +299,9 @@ class _Kernel:
 
     def _move_to(self, array: ArrayType, placement: Placement, wires: list[Wire]) -> Part | None:
         """Return how an operand gets to a placement, None if it is there; add what crosses then."""
-        meets, world = self.meets, self.world
-        if array.unplaced and not any(s.shards > 1 for s in placement):
-            return None
-        target = meets.sharding(placement)
-        layout, source = target.layout(array.shape), array.layout
-        if array.unplaced:  # it is on every device already, so that nothing crosses
-            whole = tuple(Split((), (0, n)) for n in array.shape)
-            source = meets.sharding(whole).layout(array.shape)
-        if source == layout:
-            return None
-        if not array.unplaced:
-            move = Move(target, (array.sharding,), layout, (Source(source),), array.dtype.itemsize)
-            wires.append(move_wire(array.str_short(), move))
-        processes = world.process_map(target)
-        if processes is not None:
-            processes = {**processes, **(world.process_map(array.sharding) or {})}
-        return assemble(layout, [Source(source)], processes, world.process_index, world.sharing)
+        part, wire = way_to(self.world, self.meets, array, placement)
+        wires += [] if wire is None else [wire]
+        return part
 
     def _read(
         self, array: ArrayType | None, move: Part | None, placement: Placement
@@ -452,12 +453,12 @@ class _Kernel:
     def _combination(self, output: ArrayType) -> Combination:
         scatter = None if self.scatter is None else self.scatter[0]
         if self.world.process_count == 1:
-            return Combination(None, scatter)
+            return Combination(None, scatter, output)
         axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
         partials = Partials(
             self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
         )
-        return Combination(plan_reduction(self.world, partials, scatter), scatter)
+        return Combination(plan_reduction(self.world, partials, scatter), scatter, output)
 
     def _fold(self, output: ArrayType) -> Wire:
         """Return what crosses when partial results are combined."""

@@ -7,16 +7,18 @@ asks about an operation (the interpreters, lowering, explaining) reads it here; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import repeat
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 from meshard.ops.engine.reduction import Reduction
 from meshard.ops.row import Dtype, MoveOp, Op, Params
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Blocks
+from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import LARGE, TINY_CELL
 
 
@@ -118,10 +120,12 @@ class Combination:
         across: joins those of several processes; None where this process holds all of them.
         scatter: the dim along which each device that gave a partial result keeps a part of the
             combined one; None where all of them keep the whole.
+        type_: the type of the combined result, and of each partial one, before it is divided.
     """
 
     across: Reduction | None
     scatter: int | None
+    type_: ArrayType
 
 
 @final
@@ -168,4 +172,40 @@ class MoveDecision:
     wires: tuple[Wire]
 
 
-Decision = KernelDecision | MoveDecision
+class Exchange(Protocol):
+    """Rows that pass between devices, which positions name."""
+
+    def run(self, world: RuntimeWorld, given: Sequence[Blocks]) -> Blocks:
+        """Return the blocks of the result, given those of the operands as they are read."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeDecision:
+    """What an operation on rows that positions name does, where the rows are on several devices.
+
+    Attributes:
+        row: the operation.
+        operands: how each operand is laid out when it is read.
+        moves: how each operand gets there; None if it is there.
+        moved: what passes between devices then.
+        exchange: brings the rows together.
+        estimated: what passes between devices then, at most: positions decide.
+        outputs: the result's type.
+    """
+
+    row: Op
+    operands: tuple[ArrayType, ...]
+    moves: tuple[Part | None, ...]
+    moved: tuple[Wire, ...]
+    exchange: Exchange
+    estimated: tuple[Wire, ...]
+    outputs: tuple[ArrayType]
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What passes between devices, the operands' moves first."""
+        return (*self.moved, *self.estimated)
+
+
+Decision = KernelDecision | MoveDecision | ExchangeDecision

@@ -5,21 +5,28 @@ The second time that an operation meets operands of the same types, what to do i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, final
 
+from meshard.algebra.abstract import Sharding
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
-from meshard.ops.engine.decide import decide
-from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
-from meshard.ops.engine.run import Runner, fast_path, run_kernel
+from meshard.ops.engine.cheapest import cheapest
+from meshard.ops.engine.decide import decide, row_of
+from meshard.ops.engine.decision import Decision, ExchangeDecision, KernelDecision, MoveDecision
+from meshard.ops.engine.run import Runner, fast_path, run_kernel, run_sum
+from meshard.ops.row import MoveOp
 from meshard.runtime import doors as primitive
 from meshard.runtime.agree import token_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.memo import Memo
+from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.execute import run_part
+from meshard.runtime.moving.place import as_array
 from meshard.runtime.processes.agreement import Agreement, Token
+from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
@@ -51,10 +58,9 @@ class Eager(primitive.Interpreter):
         if found is None:
             if not any(type(x) is Array for x in operands):
                 return self.run(name, accept(name, operands, _own), params)
-            found = runner(decide(world, name, key[2:], params))
-            token = token_of(world, name, params, tuple(key[2:]))
-            if token is not None and world.agreement is not None:
-                found = partial(_agreed, world.agreement, token, found)
+            types = tuple(key[2:])
+            found = runner(decide(world, name, types, params))
+            found = _entering(world, name, params, types, found)
             _RUNNERS.keep(world, tuple(key), found)
         if world.profiles:
             return _timed(world, name, found, operands)
@@ -62,6 +68,80 @@ class Eager(primitive.Interpreter):
 
 
 EAGER = Eager()
+
+
+@final
+class Preferring(primitive.Interpreter):
+    """Runs operations at once, laid out with a view to where their results go.
+
+    An operation that moves something, and whose result has a type's shape, runs in the way that
+    moves least, its result's way to that type's layout included. So a sum of which each device
+    needs a part is scattered.
+
+    Args:
+        like: the type.
+    """
+
+    def __init__(self, like: ArrayType) -> None:
+        self._like = like
+
+    def run(self, name: str, operands: tuple[Any, ...], params: primitive.Params) -> Any:
+        """Run one operation and return its result, or a tuple of results."""
+        types = tuple([x._type if type(x) is Array else type(x) for x in operands])
+        if not all(isinstance(t, ArrayType) or t in WEAK for t in types):
+            return EAGER.run(name, operands, params)
+        world = here()
+        found = _preferring(world, self._like, name, params, types)
+        if found is None:
+            return EAGER.run(name, operands, params)
+        return _timed(world, name, found, operands) if world.profiles else found(world, operands)
+
+
+@memoized(1 << 12)
+def _preferring(
+    world: RuntimeWorld,
+    like: ArrayType,
+    name: str,
+    params: primitive.Params,
+    types: tuple[ArrayType | type[Any], ...],
+) -> Runner | None:
+    """Return what runs an operation; None for what the base interpreter does."""
+    arrays = [i for i, t in enumerate(types) if isinstance(t, ArrayType)]
+    if not arrays or isinstance(row_of(name), MoveOp):
+        return None
+    way = partial(_way, world, name, types, params)
+    plain = way((), None)
+    assert not isinstance(plain, MoveDecision)
+    if not plain.wires or [t.shape for t in plain.outputs] != [like.shape]:
+        return None
+    found = cheapest(world, way, (like.sharding,), arrays)
+    return None if found is plain else _entering(world, name, params, types, runner(found))
+
+
+@memoized(1 << 12)
+def _way(
+    world: RuntimeWorld,
+    name: str,
+    types: tuple[ArrayType | type[Any], ...],
+    params: primitive.Params,
+    preferred: tuple[Sharding | None, ...],
+    leading: int | None,
+) -> Decision:
+    return decide(world, name, types, params, preferred=preferred, leading=leading)
+
+
+def _entering(
+    world: RuntimeWorld,
+    name: str,
+    params: primitive.Params,
+    types: tuple[ArrayType | type[Any], ...],
+    run: Runner,
+) -> Runner:
+    """Return what runs an operation, on arrays that span processes as a step of all of them."""
+    token = token_of(world, name, params, types)
+    if token is None or world.agreement is None:
+        return run
+    return partial(_agreed, world.agreement, token, run)
 
 
 def _timed(world: RuntimeWorld, name: str, run: Runner, operands: tuple[Any, ...]) -> Any:
@@ -95,6 +175,8 @@ def runner(decision: Decision) -> Runner:
     """Return what runs a decision on arrays: from them to the result, or a tuple of results."""
     if isinstance(decision, MoveDecision):
         return partial(_run_move, decision)
+    if isinstance(decision, ExchangeDecision):
+        return partial(_run_exchange, decision)
     fast = fast_path(decision, partial(Array, decision.outputs[0]))
     return fast or partial(_run_kernel, decision)
 
@@ -107,9 +189,27 @@ def _run_move(decision: MoveDecision, world: RuntimeWorld, operands: tuple[Array
     return Array(output, run_part(world, decision.part, blocks, output.dtype, 0))
 
 
+def _run_exchange(
+    decision: ExchangeDecision, world: RuntimeWorld, operands: tuple[Array, ...]
+) -> Array:
+    if world.ledgers and decision.moved:
+        wired(world, decision.row.name, decision.moved)
+    given = []
+    for x, move in zip(map(as_array, operands), decision.moves, strict=True):
+        given.append(x._live() if move is None else run_part(world, move, (x._live(),), x.dtype))
+    return Array(decision.outputs[0], decision.exchange.run(world, given))
+
+
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
     if world.ledgers and decision.wires:
         wired(world, decision.row.name, decision.wires)
+    found = run_kernel(decision, world, _given(decision, world, operands))
+    arrays = [Array(t, tuple(b)) for t, b in zip(decision.outputs, found, strict=True)]
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _given(decision: KernelDecision, world: RuntimeWorld, operands: Sequence[Any]) -> list[Any]:
+    """Return the blocks that a kernel reads, or numbers."""
     given: list[Any] = []
     for x, move, weak in zip(operands, decision.moves, decision.dtypes.weak, strict=True):
         if type(x) is not Array:
@@ -118,6 +218,24 @@ def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[A
             given.append(x._live())
         else:
             given.append(run_part(world, move, (x._live(),), x.dtype))
-    found = run_kernel(decision, world, given)
-    arrays = [Array(t, tuple(b)) for t, b in zip(decision.outputs, found, strict=True)]
-    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+    return given
+
+
+def sum_runner(decisions: Sequence[KernelDecision], name: str) -> Runner:
+    """Return what runs the sum of several operations that leave partial sums.
+
+    Args:
+        decisions: what the operations do: their cells and results are the same.
+        name: how ledgers call it.
+    """
+    counts = [len(d.operands) for d in decisions]
+
+    def run(world: RuntimeWorld, operands: Sequence[Any]) -> Array:
+        if world.ledgers:
+            wired(world, name, decisions[0].wires)
+        rest = iter(operands)
+        own = [tuple(islice(rest, n)) for n in counts]
+        given = [_given(d, world, x) for d, x in zip(decisions, own, strict=True)]
+        return Array(decisions[0].outputs[0], tuple(run_sum(decisions, world, given)))
+
+    return run

@@ -7,7 +7,8 @@ that depends on values, or makes large arrays from nothing, when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshard.ops.engine.concrete import is_traced
@@ -16,6 +17,30 @@ from meshard.runtime.moving.place import resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.tuning import CONSTANT_BYTES
+
+
+class Advised(ABC):
+    """A function that looks at how its operands are laid out only to be quick.
+
+    It gives the same elsewhere, so that it may be followed where layouts are not known.
+    """
+
+    @abstractmethod
+    def __call__(self, *operands: Any) -> Any:
+        """Return one array, or a list of them."""
+
+
+class OfRow(ABC):
+    """What makes an array as a row does whose operands have no values yet."""
+
+    @property
+    @abstractmethod
+    def row(self) -> tuple[str, Mapping[str, Any]]:
+        """The row and its parameters."""
+
+    @abstractmethod
+    def __call__(self, kind: ArrayType, *operands: Any) -> Any:
+        """Make an array of a type, laid out in any way."""
 
 
 def when_laid_out(name: str, function: Callable[..., Any], /, *operands: Any, **params: Any) -> Any:

@@ -17,10 +17,13 @@ from meshard.algebra.propagate import Placement, Split
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import IncompatibleDevicesError
+from meshard.plan.move.assemble import Source, assemble
+from meshard.plan.move.part import Part
+from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType, Block
-from meshard.runtime.world import here
+from meshard.runtime.world import RuntimeWorld, here
 
 
 def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
@@ -113,6 +116,30 @@ class OperandMesh:
         if self.single is not None:
             return self.single
         return named_sharding(self.mesh, placement, self.memory_kind)
+
+
+def way_to(
+    world: RuntimeWorld, meets: OperandMesh, array: ArrayType, placement: Placement
+) -> tuple[Part | None, Wire | None]:
+    """Return how an operand gets to a placement, and what crosses then; None if it is there."""
+    if array.unplaced and not any(s.shards > 1 for s in placement):
+        return None, None
+    target = meets.sharding(placement)
+    layout, source = target.layout(array.shape), array.layout
+    if array.unplaced:  # it is on every device already, so that nothing crosses
+        whole = tuple(Split((), (0, n)) for n in array.shape)
+        source = meets.sharding(whole).layout(array.shape)
+    if source == layout:
+        return None, None
+    wire = None
+    if not array.unplaced:
+        move = Move(target, (array.sharding,), layout, (Source(source),), array.dtype.itemsize)
+        wire = move_wire(array.str_short(), move)
+    processes = world.process_map(target)
+    if processes is not None:
+        processes = {**processes, **(world.process_map(array.sharding) or {})}
+    part = assemble(layout, [Source(source)], processes, world.process_index, world.sharing)
+    return part, wire
 
 
 def replicated_beside(op: str, value: Block, *operands: Any) -> Array:

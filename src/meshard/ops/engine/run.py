@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -227,7 +227,7 @@ def run_kernel(
     """Return the blocks of each result, given the blocks that the kernel reads."""
     cells, casts = decision.cells, decision.dtypes.casts
     if decision.combination is not None:
-        found = _run_partial(decision, world, given)
+        found = _joined(decision, world, _partial_results(decision, world, given))
     else:
         results = run_cells(decision, world, given, decision.row.kernel)
         found = [
@@ -306,8 +306,11 @@ def _tasks(
 ) -> tuple[list[Callable[[], None]], list[tuple[Any, ...]]]:
     """Return one task per cell, and the list that they put their results into."""
     results: list[tuple[Any, ...]] = [()] * decision.cells.count
-    output = decision.outputs[0]
+    combination = decision.combination
+    output = decision.outputs[0] if combination is None else combination.type_
     pooled = decision.row.style in ("ufunc", "blas") and decision.dtypes.out_usable
+    if decision.combination is not None and decision.combination.scatter is not None:
+        pooled = False  # what a cell gives is larger than what a device keeps of the sum
     shapes = output.layout.shapes
     if len(shapes) == 1:  # as in a body, where all cells are like the one
         shapes *= decision.cells.count
@@ -388,19 +391,40 @@ def _slabs(blocks: Sequence[Any], out: Block, count: int) -> list[tuple[list[Any
     ]
 
 
-def _run_partial(
+def run_sum(
+    decisions: Sequence[KernelDecision], world: RuntimeWorld, given: Sequence[Sequence[Any]]
+) -> list[Block | None]:
+    """Return the blocks of the sum of several operations that leave partial sums, combined once.
+
+    Args:
+        decisions: what the operations do: their cells and results are the same.
+        world: whose transport is used.
+        given: for each the blocks that its kernel reads.
+    """
+    parts = [_partial_results(d, world, g) for d, g in zip(decisions, given, strict=True)]
+    results = [(reduce(np.add, [x for (x,) in cell]),) for cell in zip(*parts, strict=True)]
+    (blocks,) = _joined(decisions[0], world, results)
+    return [as_block(b, decisions[0].dtypes.casts[0]) for b in blocks]
+
+
+def _partial_results(
     decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """Run the cells of a kernel that leaves partial results."""
+    law = decision.row.partial
+    assert law is not None
+    return run_cells(decision, world, given, law.kernel or decision.row.kernel)
+
+
+def _joined(
+    decision: KernelDecision, world: RuntimeWorld, results: Sequence[tuple[Any, ...]]
 ) -> list[list[Block | None]]:
-    """Run the cells and combine each group's partial results in mesh order."""
+    """Combine each group's partial results in mesh order."""
     law, cells, combination = decision.row.partial, decision.cells, decision.combination
     assert law is not None
     assert combination is not None
-    kernel, combine = law.kernel or decision.row.kernel, law.combine
-    if combination.across is None and law.near is not None:
-        kernel, combine = law.near
-    results = run_cells(decision, world, given, kernel)
     if combination.across is None:
-        joined = [combined(world, combine, [results[i] for i in g]) for g in cells.of_piece]
+        joined = [combined(world, law.combine, [results[i] for i in g]) for g in cells.of_piece]
         if combination.scatter is not None:
             joined = _divided(decision.outputs[0], combination.scatter, joined)
     else:

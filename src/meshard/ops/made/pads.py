@@ -108,7 +108,7 @@ def pad(
 
 def _with_constants(x: Any, added: Mapping[int, tuple[int, int]], constant_values: Any) -> Any:
     values = _border(constant_values, x)
-    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x
+    result = bind("pad_zeros", x, dims=tuple(added.items())) if added else x.copy()
     if not (is_traced(values) or values.any()):
         return result
     for d, (low, _) in added.items():
@@ -224,7 +224,7 @@ def _padded_with_own(x: Any, added: Mapping[int, tuple[int, int]], mode: str) ->
         for d, pair in added.items()
     }
     dims = tuple((d, (tuple(p.tolist()),)) for d, p in positions.items())
-    return bind("take_positions", x, dims=dims) if dims else x
+    return bind("take_positions", x, dims=dims) if dims else x.copy()
 
 
 def _border(constant_values: Any, x: Any) -> Any:

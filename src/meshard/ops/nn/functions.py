@@ -209,8 +209,10 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     if not approximate:
         # 1 + erf(x) would lose all digits where x is negative: it is erfc(-x).
         return value * 0.5 * bind("erfc", value * -float(np.sqrt(0.5)))
-    inner = (value + 0.044715 * value**3) * float(np.sqrt(2 / np.pi))
-    return value * sigmoid(2.0 * inner)  # likewise (1 + tanh(x)) / 2, which is sigmoid(2 x)
+    # A product: a power of negative numbers takes NumPy fifty times as long.
+    inner = value * (1.0 + 0.044715 * value * value)
+    # Likewise (1 + tanh(x)) / 2, which is sigmoid(2 x).
+    return value * sigmoid(float(np.sqrt(8 / np.pi)) * inner)
 
 
 @_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
@@ -297,7 +299,7 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Ar
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "softmax")
     if where is None:
-        weights = bind("exp", value - max_(value, dims, keepdims=True))
+        weights = bind("exp", value - _top(value, dims))
         return weights / sum_(weights, dims, keepdims=True)
     value, top = _masked(value, dims, where)
     weights = bind("exp", value - top)
@@ -305,11 +307,17 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Ar
     return weights / bind("where", total == 0, 1.0, total)
 
 
+def _top(value: Any, axis: Axis) -> Any:
+    """Return the maxima, which are taken off and do not change what comes out: nor do slopes."""
+    top = max_(value, axis, keepdims=True)
+    return bind("stop_gradient", top) if is_traced(top) else top
+
+
 def _masked(value: Any, axis: Axis, where: Any) -> tuple[Any, Any]:
     """Return the array with minus infinity where it takes no part, and what to take off it."""
     lowest = -float("inf")
     value = bind("where", where, value, lowest)
-    top = max_(value, axis, keepdims=True)
+    top = _top(value, axis)
     return value, bind("where", top == lowest, 0.0, top)
 
 
@@ -338,7 +346,7 @@ def log_softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "log_softmax")
     if where is None:
-        shifted = value - max_(value, dims, keepdims=True)
+        shifted = value - _top(value, dims)
         return shifted - bind("log", sum_(bind("exp", shifted), dims, keepdims=True))
     value, top = _masked(value, dims, where)
     shifted = value - top
@@ -407,7 +415,7 @@ def logsumexp(
     safe: Any = 0.0
     is_complex = value.dtype.kind == "c"
     if all(value.shape[d] for d in dims):
-        top = max_(value.real if is_complex else value, dims, keepdims=True)
+        top = _top(value.real if is_complex else value, dims)
         safe = bind("where", bind("isfinite", top), top, 0.0)
     weights = bind("exp", value - safe)
     if b is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import meshard.ops.random.gamma_slope  # noqa: F401  (its row is bound by derivatives)
 from meshard.algebra.arguments import integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError

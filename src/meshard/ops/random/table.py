@@ -27,7 +27,7 @@ from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import as_dtype, is_float
 from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import when_laid_out
+from meshard.ops.engine.later import Advised, when_laid_out
 from meshard.ops.random.keys import DOMAINS
 from meshard.ops.random.tiles import (
     Draw,
@@ -235,6 +235,24 @@ class Formula:
         return finished(request.what, result, request.place)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class _Transformed(Advised):
+    """A formula's numbers, from the key and the parameters.
+
+    Attributes:
+        formula: the formula.
+        request: what is asked for.
+    """
+
+    formula: Formula
+    request: Request
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the numbers."""
+        return self.formula.transformed(self.request, *operands)
+
+
 # rows
 
 
@@ -319,8 +337,7 @@ class Distribution:
             refuse_place(what, place)
         request = Request(what, key, shape, dtype, as_sharding(place, what))
         if formula is not None:
-            transform = functools.partial(formula.transformed, request)
-            found: Array = when_laid_out(what, transform, key, *operands)
+            found: Array = when_laid_out(what, _Transformed(formula, request), key, *operands)
             return found
         assert self.sample is not None
         return finished(what, self.sample(request, *operands), place, dtype)

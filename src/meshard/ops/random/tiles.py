@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple, final
@@ -30,7 +31,7 @@ from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ShardingError
 from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import in_program, layouts_known, make_later
+from meshard.ops.engine.later import OfRow, in_program, layouts_known, make_later
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
@@ -381,12 +382,12 @@ class Request(NamedTuple):
         """
         what, shape, dtype = self.what, self.shape, self.dtype
         one: Any = single_key(self.key, what)
-        domain = DOMAINS[what]
         found: Array
+        make = _Drawing(self, one, sampler, constants)
         if isinstance(one, Traced) and not in_program():
             refuse_place(what, self.place)
-            params = {"shape": shape, "dtype": dtype, "domain": domain, "constants": constants}
-            found = bind(f"random_{sampler}", one, **params)
+            name, params = make.row
+            found = bind(name, one, **params)
             return found
         world = here()
         sharding = as_sharding(self.place, what)
@@ -396,10 +397,6 @@ class Request(NamedTuple):
         def beside(key: ArrayType) -> ArrayType:
             chosen = (sharding, True) if sharding is not None else _place(world, key, shape)
             return world.type_of(shape, dtype, *chosen)
-
-        def make(kind: ArrayType, key: Array = one) -> Array:
-            value = key_words(key, what) if kind.local else 0
-            return _made(kind, partial(Stream, value, domain), _SAMPLERS[sampler], constants)
 
         operands = (one,) if isinstance(one, Traced) else ()
         found = make_later(
@@ -414,6 +411,43 @@ class Request(NamedTuple):
     def words(self, part: int = 0) -> Array:
         """Draw uint64 words, whatever the dtype asked for."""
         return self._replace(dtype=_UINT64).drawn("words", part)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Drawing(OfRow):
+    """Draws what a request asks for.
+
+    Attributes:
+        request: the request.
+        key: its key; what is made later is given the key's value then.
+        sampler: the name that a sampler was registered by.
+        constants: what the sampler is given besides.
+    """
+
+    request: Request
+    key: Any
+    sampler: str
+    constants: tuple[Any, ...]
+
+    @property
+    def row(self) -> tuple[str, Mapping[str, Any]]:
+        """The row that draws it in one piece."""
+        request = self.request
+        return f"random_{self.sampler}", {
+            "shape": request.shape,
+            "dtype": request.dtype,
+            "domain": DOMAINS[request.what],
+            "constants": self.constants,
+        }
+
+    def __call__(self, kind: ArrayType, *operands: Any) -> Array:
+        """Draw the pieces that this process holds."""
+        (key,) = operands or (self.key,)
+        what = self.request.what
+        value = key_words(key, what) if kind.local else 0
+        stream = partial(Stream, value, DOMAINS[what])
+        return _made(kind, stream, _SAMPLERS[self.sampler], self.constants)
 
 
 def _fill_uniforms(draw: Draw, out: Block, part: int) -> None:

@@ -170,7 +170,7 @@ def nan_to_num(
     """
     value = as_array(x)
     if is_whole(value.dtype):
-        return value
+        return value.copy()
     ends = [None if v is None else float(v) for v in (posinf, neginf)]
     return bind("nan_to_num", value, nan=float(nan), posinf=ends[0], neginf=ends[1])
 

@@ -28,6 +28,7 @@ class Record:
         array: what moves, as in ``"float64[4,8]"``.
         received: the bytes that each device, by its id, receives from other devices.
         line: file and line of the user's program.
+        purpose: what it is for, if it is part of a derivative, as in ``"gradient of w"``.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Record:
     array: str
     received: Mapping[int, int]
     line: str
+    purpose: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -46,6 +48,33 @@ class Record:
     def bytes_per_device(self) -> int:
         """The most bytes that one device receives."""
         return max(self.received.values(), default=0)
+
+
+PURPOSE = "gradient of"
+"""The head of the column with what `purpose_text` returns."""
+
+
+def purpose_text(purpose: str) -> str:
+    """Return what something is for, as a table shows it."""
+    return purpose.replace("gradient of ", "").replace("gradients of ", "") or "-"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """One array that was put together on the host.
+
+    Attributes:
+        what: who asked for it, as in ``"np.asarray"``.
+        array: what it was, as in ``"float64[4,8]"``.
+        nbytes: its bytes.
+        line: file and line of the user's program.
+    """
+
+    what: str
+    array: str
+    nbytes: int
+    line: str
 
 
 def labels(lines: Sequence[str]) -> dict[str, str]:
@@ -64,13 +93,18 @@ def records_table(records: Sequence[Record], *notes: str) -> str:
     """Return a table with one row for all similar communications of one line."""
     groups: dict[tuple[object, ...], list[Record]] = {}
     for r in records:
-        alike = (r.line, r.what, r.kind, r.axes, r.array, r.total_bytes, r.bytes_per_device)
+        alike = (
+            *(r.line, r.what, r.purpose, r.kind, r.axes, r.array),
+            *(r.total_bytes, r.bytes_per_device),
+        )
         groups.setdefault(alike, []).append(r)
     told = labels([r.line for r in records])
+    purposes = any(r.purpose for r in records)
     rows = [
         (
             told[r.line],
             r.what,
+            *[purpose_text(r.purpose)] * purposes,
             r.kind,
             ", ".join(r.axes) or "-",
             r.array or "-",
@@ -81,8 +115,27 @@ def records_table(records: Sequence[Record], *notes: str) -> str:
         for group in groups.values()
         for r in group[:1]
     ]
-    head = ("line", "operation", "kind", "axes", "array", "count", "per device", "total")
-    return Table(head, rows, "<<<<<>>>", notes, spare=("axes", "array", "per device")).text()
+    more = [PURPOSE] * purposes
+    head = ("line", "operation", *more, "kind", "axes", "array", "count", "per device", "total")
+    align = "<" * (5 + purposes) + ">>>"
+    return Table(head, rows, align, notes, spare=("axes", "array", "per device")).text()
+
+
+def host_table(records: Sequence[HostRecord]) -> str:
+    """Return a table of what went to the host, with one row for all alike of one line."""
+    groups: dict[HostRecord, int] = {}
+    for r in records:
+        groups[r] = groups.get(r, 0) + 1
+    told = labels([r.line for r in records])
+    rows = [
+        (told[r.line], r.what, r.array, f"{count:,}", amount_text(count * r.nbytes))
+        for r, count in groups.items()
+    ]
+    total = bytes_text(sum(r.nbytes for r in records))
+    note = f"{len(records):,} put together on the host, {total}"
+    return Table(
+        ("line", "to the host by", "array", "count", "total"), rows, "<<<>>", (note,)
+    ).text()
 
 
 def bytes_by_line(records: Sequence[Record]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,6 +14,7 @@ from meshard.algebra.arguments import described, integer_of, is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
+from meshard.algebra.where import Where
 from meshard.errors import (
     ArgumentError,
     ConfigError,
@@ -23,8 +24,10 @@ from meshard.errors import (
 )
 from meshard.plan.show.pictured import Drawn, Pictured
 from meshard.runtime.array.fetch import element_place, gathered, picked
+from meshard.runtime.array.in_place import InPlace
+from meshard.runtime.array.leaving import leave
 from meshard.runtime.array.methods import ArrayMethods
-from meshard.runtime.array.numpy_protocol import numpy_call, spans_processes
+from meshard.runtime.array.numpy_protocol import spans_processes
 from meshard.runtime.array.show import (
     array_parts,
     array_repr,
@@ -35,7 +38,7 @@ from meshard.runtime.array.show import (
 from meshard.runtime.callers import user_line
 from meshard.runtime.memory.exported import exported
 from meshard.runtime.missing import missing_boxes
-from meshard.runtime.types import ArrayType, Block, Blocks
+from meshard.runtime.types import ArrayType, Block, Blocks, DTypeLike
 from meshard.runtime.world import here
 
 if TYPE_CHECKING:
@@ -101,9 +104,12 @@ class _OneArrayType(type):
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, ArrayMethods)
 
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, ArrayMethods)
+
 
 @final
-class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
+class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
     """One logical N-D array, spread over devices, programmed as if it were one.
 
     Arrays come from `device_put`, ``make_array_from_callback``, the functions of
@@ -135,9 +141,26 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
 
     @property
     def device(self) -> Device | Sharding:
-        """The device of an array that is on one device; the sharding of any other array."""
-        order = self._type.sharding.device_order
-        return order[0] if len(order) == 1 else self._type.sharding
+        """Where it is: its device, or for an array on several what stands for its sharding.
+
+        It is equal to the sharding, and has its attributes. Unlike a sharding it fits any shape:
+        ``device=y.device`` puts an array on y's devices, split like y as far as its shape allows.
+        The devices of two arrays are equal if both are on the same devices, however they are split.
+
+        >>> import meshard, meshard.numpy as mnp
+        >>> meshard.config.update("num_devices", 8)
+        >>> mesh = meshard.make_mesh((4, 2), ("x", "y"))
+        >>> x = mnp.ones((8, 6), device=meshard.NamedSharding(mesh, meshard.P("x", "y")))
+        >>> scale = mnp.ones(8, device=x.device)
+        >>> scale.sharding.spec, scale.device == x.device, mnp.zeros((), device=x.device).shape
+        (P('x',), True, ())
+        """
+        sharding = self._type.sharding
+        order = sharding.device_order
+        if len(order) == 1:
+            return order[0]
+        found: Any = Where(sharding)
+        return found
 
     def devices(self) -> set[Device]:
         """Return the devices, as a set."""
@@ -175,6 +198,9 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
                 f"Array has been deleted with shape={self._type.str_short()}. {self._note}"
             )
         return self._blocks
+
+    def _rebind(self, found: Array) -> None:
+        self._type, self._blocks, self._born = found._type, found._live(), found._born
 
     @property
     def addressable_shards(self) -> list[Shard]:
@@ -257,36 +283,46 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
 
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
         self._held("pickling")
-        return _unpickled, (to_numpy(self),)
+        return _unpickled, (to_numpy(self, "pickling"),)
 
     # to NumPy and Python
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
-        value = to_numpy(self)
         fresh = self._type.layout.piece_count > 1
-        wanted = np.dtype(dtype) if dtype is not None else value.dtype
-        if copy is False and (fresh or wanted != value.dtype):
+        wanted = np.dtype(dtype) if dtype is not None else self.dtype
+        if copy is False and (fresh or wanted != self.dtype):
             why = (
                 f"is spread over {self._type.layout.piece_count} blocks"
                 if fresh
-                else f"holds {value.dtype}, not {wanted}"
+                else f"holds {self.dtype}, not {wanted}"
             )
             raise ArgumentError(
                 f"This array {self._type.str_short()} {why}, and cannot become a NumPy array "
                 "without a copy; leave out copy=False."
             )
+        value = _read(self, "np.asarray") if fresh else to_numpy(self, "np.asarray")
         if wanted != value.dtype:
             return value.astype(wanted)
-        return _to_keep(value, fresh) if copy else value
+        return value.copy() if copy and not fresh else value
 
-    def __array_function__(
-        self,
-        func: Callable[..., Any],
-        types: Collection[type[Any]],
-        args: Iterable[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        return numpy_call(Array, func, types, args, kwargs)
+    def to_numpy(self, dtype: DTypeLike = None, copy: bool = False) -> Block:
+        """Return the whole array as a NumPy array, as ``np.asarray(x, dtype)`` does.
+
+        An array that is spread over several blocks is put together: the result is the caller's to
+        write into. Of one block it is a read-only view, unless a copy is asked for.
+
+        Args:
+            dtype: another dtype.
+            copy: whether the result must be the caller's own.
+
+        Raises:
+            NotAddressableError: if other processes hold parts of it.
+
+        >>> import meshard.numpy as mnp
+        >>> mnp.arange(3).to_numpy("f4")
+        array([0., 1., 2.], dtype=float32)
+        """
+        return self.__array__(dtype, copy=True if copy else None)
 
     def __dlpack__(
         self,
@@ -316,7 +352,8 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
                 f"This array {self._type.str_short()} {why}, and can be given through DLPack "
                 "only as a copy; leave out copy=False."
             )
-        value = to_numpy(self) if copy is False else _to_keep(_read(self), fresh)
+        what = "__dlpack__"
+        value = to_numpy(self, what) if copy is False else _to_keep(_read(self, what), fresh)
         if not _SAYS_READ_ONLY:
             return value.__dlpack__(stream=stream)
         return value.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
@@ -337,7 +374,7 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of Python scalars."""
-        return _read(self).tolist()
+        return _read(self, "tolist()").tolist()
 
     def tobytes(self, order: Any = "C") -> bytes:
         """Return the elements' bytes, in C order by default."""
@@ -345,7 +382,7 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
             raise ArgumentError(
                 f"tobytes: order must be 'C', 'F', 'A' or 'K', got {described(order)}."
             )
-        return _read(self).tobytes(order)  # type: ignore[arg-type]
+        return _read(self, "tobytes()").tobytes(order)  # type: ignore[arg-type]
 
     def unsafe_buffer_pointer(self) -> int:
         """Return the address of the data of an array with one shard.
@@ -380,7 +417,7 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
             raise ArgumentError(
                 f"Only arrays without dims can become a Python {kind}; the shape is {self.shape}."
             )
-        return _read(self)[()]
+        return _read(self, f"{kind}()")[()]
 
     def __bool__(self) -> bool:
         if self.size != 1:
@@ -389,7 +426,7 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
                 f"The truth value of an array with {self.size or 'no'} elements is ambiguous: its "
                 f"shape is {self.shape}. Use {advice}."
             )
-        return bool(_read(self).reshape(())[()])
+        return bool(_read(self, "bool()").reshape(())[()])
 
     def __int__(self) -> int:
         return int(self._scalar("int"))
@@ -408,7 +445,7 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
     def __format__(self, spec: str) -> str:
         if self._blocks is None or not self._type.complete or (self.ndim and not spec):
             return str(self)
-        value = _read(self)
+        value = _read(self, "format()")
         return format(value if self.ndim else value[()], spec)
 
     def __str__(self) -> str:
@@ -431,27 +468,29 @@ class Array(ArrayMethods, Drawn, metaclass=_OneArrayType):
 _ORDERS = ("C", "F", "A", "K")
 
 
-def to_numpy(x: Array) -> Block:
+def to_numpy(x: Array, what: str) -> Block:
     """Return the whole array as a read-only NumPy array; a view if there is one block.
 
-    Such a view cannot be made writeable: it would change an immutable array.
+    Such a view cannot be made writeable: it would change an immutable array. ``what`` is who asks,
+    for the ledger and messages.
 
     Raises:
         NotAddressableError: if other processes hold parts of it.
     """
-    value = _read(x)
+    value = _read(x, what)
     if x._type.layout.replicated:
         return exported(value)
     value.flags.writeable = False
     return value
 
 
-def _read(x: Array) -> Block:
+def _read(x: Array, what: str) -> Block:
     """Return the whole array: its only block, or a copy put together from the pieces."""
     kind, blocks = x._type, x._live()
     if not kind.complete:
         raise NotAddressableError(spans_processes(kind))
     if not kind.layout.replicated:
+        leave(kind, what)
         return gathered(here(), kind, blocks)
     block = blocks[0]
     assert block is not None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Self
+
+import numpy as np
 
 from meshard.algebra.arguments import array_text, shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
+from meshard.runtime.array.numpy_protocol import array_function, array_ufunc
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import bind, call, namespace
 from meshard.runtime.types import ArrayLike, ArrayType, DeviceLike, DTypeLike, Typed
 
 Axis = int | tuple[int, ...] | None
-_API_VERSIONS = (None, "2021.12", "2022.12", "2023.12", "2024.12")
+_API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 
 def _no_out(out: Any, method: str) -> None:
@@ -188,14 +191,17 @@ class ArrayMethods(Typed, ArrayOperators):
 
     def astype(self, dtype: DTypeLike, copy: bool = True, device: DeviceLike = None) -> Self:
         """Return the array converted to another dtype, and placed on a device or sharding."""
-        found = call("astype", self, dtype, copy=copy)
-        return found if device is None else call("device_put", found, device)
+        return call("astype", self, dtype, copy=copy, device=device)
 
     def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Self:
-        """Return the array placed on a device or sharding, as `meshard.device_put` does."""
+        """Return the array placed on a device or sharding, as `meshard.device_put` does.
+
+        ``x.device`` of another array says where, not how it is split: an array that is on these
+        devices stays as it is.
+        """
         if stream is not None:
             raise ArgumentError(f"to_device: there are no streams; got stream={shown(stream)}.")
-        return call("device_put", self, device)
+        return call("to_device", self, device)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Self:
         """Return the array in another shape, given as one tuple or as numbers."""
@@ -220,8 +226,8 @@ class ArrayMethods(Typed, ArrayOperators):
         return call("ravel", self, order=order)
 
     def flatten(self, order: str = "C") -> Self:
-        """Return the array with one dim."""
-        return call("ravel", self, order=order)
+        """Return a copy of the array with one dim."""
+        return call("ravel", self, order=order).copy()
 
     def sum(
         self,
@@ -463,9 +469,24 @@ class ArrayMethods(Typed, ArrayOperators):
         more = {} if sorter is None else {"sorter": sorter}
         return call("searchsorted", self, v, side=side, **more)
 
+    def __array_function__(
+        self,
+        func: Callable[..., Any],
+        types: Collection[type[Any]],
+        args: Iterable[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        return array_function(func, types, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return array_ufunc(ufunc, method, inputs, kwargs)
+
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        if api_version not in _API_VERSIONS:
-            raise ArgumentError(f"The Array API version {api_version!r} is not supported.")
+        if api_version is not None and api_version not in _API_VERSIONS:
+            raise ArgumentError(
+                f"__array_namespace__: the Array API version {shown(api_version)} is not "
+                f"supported; the versions {', '.join(_API_VERSIONS)} are."
+            )
         return namespace()
 
 

@@ -159,12 +159,6 @@ class ArrayOperators:
     def __getitem__(self, index: Any) -> Self:
         return call("getitem", self, index)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise ArgumentError(
-            "meshard arrays are immutable and do not support item assignment. Instead of "
-            "x[index] = y, write x = x.at[index].set(y), or another method of x.at[index]."
-        )
-
     def __round__(self, digits: int | None = None) -> Self:
         found = call("round", self, 0 if digits is None else digits)
         # As in Python, the result without digits is an integer.

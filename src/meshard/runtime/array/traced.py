@@ -14,6 +14,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.attributes import no_attribute
 from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
+from meshard.runtime.array.in_place import refuse_write
 from meshard.runtime.array.methods import INSTEAD, ArrayMethods
 from meshard.runtime.types import Block
 
@@ -85,6 +86,10 @@ class Traced(ArrayMethods):
 
     def _live(self) -> Any:
         return (self._concrete("This function needs the values, not only the shape"),)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        refuse_write(self)
+        raise ConcretizationError(self._stray())
 
     def block_until_ready(self) -> Any:
         """Return the value itself."""

@@ -11,6 +11,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, flag_of, function_of, shape_of
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
+from meshard.algebra.where import Where
 from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.runtime.agree import agree_to_make
 from meshard.runtime.array.array import Array, to_numpy
@@ -119,7 +120,7 @@ def device_put(
     """
     what = "device_put"
     if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
-        target = as_sharding(device, what)
+        target = as_sharding(device, what, x.shape)
         check_same_values(x, [x], [target], what)
         return placed(x, target)
     if isinstance(x, (Sharding, Device)):
@@ -128,7 +129,7 @@ def device_put(
             f"{described(x)} first. Write device_put(x, sharding)."
         )
     leaves, structure = flatten_with_none(x)
-    targets = [as_sharding(d, what) for d in prefix_leaves(device, x, what)]
+    targets = _targets(device, x, leaves, what)
     given_up = _given_up(donate, may_alias, x, what)
     check_same_values(x, leaves, targets, what)
     results: dict[tuple[int, Any], Any] = {}  # an array in two places of a tree is placed once
@@ -150,6 +151,14 @@ def device_put(
                 results[id(leaf), target] = result
     pairs = zip(leaves, targets, strict=True)
     return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+
+
+def _targets(device: Any, x: Any, leaves: Sequence[Any], what: str) -> list[Sharding | None]:
+    """Return for each leaf of a tree the sharding that it is to have."""
+    return [
+        as_sharding(place, what, np.shape(leaf) if type(place) is Where else None)
+        for leaf, place in zip(leaves, prefix_leaves(device, x, what), strict=True)
+    ]
 
 
 def _given_up(donate: Any, may_alias: Any, x: Any, what: str) -> list[bool]:
@@ -198,7 +207,7 @@ def device_get(x: Any) -> Any:
 
     def fetch(leaf: Any) -> Any:
         if type(leaf) is Array:
-            return to_numpy(leaf)
+            return to_numpy(leaf, "device_get")
         if isinstance(leaf, Traced):
             return leaf._concrete("device_get")
         return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf

@@ -22,6 +22,7 @@ from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.algebra.where import Where
 from meshard.algebra.world import process_default_device
 from meshard.errors import (
     ArgumentError,
@@ -226,13 +227,21 @@ def _run_copies(world: RuntimeWorld, copies: list[tuple[Block, Block]]) -> None:
     world.workers.run(tasks)
 
 
-def as_sharding(given: Any, what: str) -> Sharding | None:
+def as_sharding(given: Any, what: str, shape: tuple[int, ...] | None = None) -> Sharding | None:
     """Return the sharding that a placement argument means; None for None.
+
+    Args:
+        given: the argument.
+        what: the function, for messages.
+        shape: the shape of the array, where ``x.device`` of another array may be given: the
+            sharding is then one that fits the shape. Otherwise it is the other array's.
 
     Raises:
         ArgumentError: if it is not a device, sharding or spec.
         ShardingError: if it is a spec and no mesh is set.
     """
+    if type(given) is Where:
+        return given.exact if shape is None else given.fitting(shape)
     if given is None or isinstance(given, Sharding):
         return given
     if isinstance(given, Device):
@@ -310,6 +319,21 @@ def placed(
             ran_on([sharding])
             return _placed(world, x, sharding, donate, what)
     return _placed(world, x, sharding, donate, what)
+
+
+def moved_to(x: Any, device: Any, what: str) -> Any:
+    """Return an array placed as ``device=`` says.
+
+    If that is ``x.device`` of another array, an array that is on these devices stays as it is, and
+    so does a value in a transformation, which decides where it is.
+    """
+    if device is None:
+        return x
+    if type(device) is Where:
+        there = type(x) is Array and x.committed and Where(x.sharding) == device
+        if there or isinstance(x, Traced):
+            return x
+    return placed(x, as_sharding(device, what, x.shape), what=what)
 
 
 def _placed(world: RuntimeWorld, x: Any, sharding: Sharding, donate: bool, what: str) -> Array:

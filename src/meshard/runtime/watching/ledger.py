@@ -20,15 +20,22 @@ from meshard.plan.captions import bytes_text, read_size
 from meshard.plan.file.json_values import fields
 from meshard.plan.move.wires import Wire
 from meshard.plan.show.pictured import Drawn
-from meshard.plan.show.record import Record, bytes_by_line, lines_table, records_table
-from meshard.runtime.callers import user_line
+from meshard.plan.show.record import (
+    HostRecord,
+    Record,
+    bytes_by_line,
+    host_table,
+    lines_table,
+    records_table,
+)
+from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.world import RuntimeWorld, here
 
 if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
 
 _TOTALS = ("total_bytes", "bytes_per_device", "received")
-_FIELDS = ("what", "kind", "axes", "array", "line", *_TOTALS)
+_FIELDS = ("what", "purpose", "kind", "axes", "array", "line", *_TOTALS)
 
 
 @final
@@ -38,10 +45,14 @@ class Ledger(Drawn):
     `ledger` and `budget` make it, and it stays readable afterwards. It prints as a table, with one
     row for all similar communications of one line: how many there were, the most bytes that one
     device receives in one of them, and the bytes of all of them on all devices.
+
+    Arrays of several blocks that were put together on the host are listed apart, in ``to_host``:
+    the totals are about devices.
     """
 
     def __init__(self, limit: int | None = None, per_device: int | None = None) -> None:
         self.records: list[Record] = []
+        self.to_host: list[HostRecord] = []
         self._limit = limit
         self._per_device = per_device
         self._received: dict[int, int] = {}
@@ -70,11 +81,17 @@ class Ledger(Drawn):
         """Return totals and records as the text of a JSON object.
 
         Its keys are ``total_bytes``, ``bytes_per_device``, ``received`` and ``records``; each
-        record has ``what``, ``kind``, ``axes``, ``array``, ``line``, ``total_bytes``,
-        ``bytes_per_device`` and ``received``.
+        record has ``what``, ``purpose``, ``kind``, ``axes``, ``array``, ``line``,
+        ``total_bytes``, ``bytes_per_device`` and ``received``. If arrays were put together on the
+        host, ``to_host`` lists these, each with ``what``, ``array``, ``nbytes`` and ``line``.
         """
-        records = [fields(record, *_FIELDS) for record in self.records]
-        return json.dumps({**fields(self, *_TOTALS), "records": records})
+        found = {
+            **fields(self, *_TOTALS),
+            "records": [fields(record, *_FIELDS) for record in self.records],
+        }
+        if self.to_host:
+            found["to_host"] = [fields(r, "what", "array", "nbytes", "line") for r in self.to_host]
+        return json.dumps(found)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -83,6 +100,10 @@ class Ledger(Drawn):
         return iter(self.records)
 
     def __str__(self) -> str:
+        parts = [self._table()] if self.records or not self.to_host else []
+        return "\n\n".join(parts + [host_table(self.to_host)] * bool(self.to_host))
+
+    def _table(self) -> str:
         if not self.records:
             return "no communication"
         count = len(self.records)
@@ -150,11 +171,12 @@ class Ledger(Drawn):
     def _refusal(self, limit: str, used: int, record: Record, more: str) -> str:
         array = f" of {record.array}" if record.array else ""
         axes = f" along {', '.join(map(repr, record.axes))}" if record.axes else ""
+        purpose = f" ({record.purpose})" if record.purpose else ""
         text = (
             f"budget: the limit is {limit}, of which {used:,} are used, and {record.what} at "
-            f"{record.line} would move {more} ({record.kind}{array}{axes}). It was refused before "
-            "anything moved. Lay the operands out so that less moves, or raise the limit; "
-            "meshard.debug.ledger() shows every communication."
+            f"{record.line}{purpose} would move {more} ({record.kind}{array}{axes}). It was "
+            "refused before anything moved. Lay the operands out so that less moves, or raise the "
+            "limit; meshard.debug.ledger() shows every communication."
         )
         if not self.records:
             return f"{text} Nothing had moved before."
@@ -311,8 +333,8 @@ def _noted(
     crossing = [f for f in found if any(f[4].values())]
     if not crossing:
         return
-    line = user_line()
-    records = [Record(*f, line) for f in crossing]
+    place = user_line(), stated_purpose()
+    records = [Record(*f, *place) for f in crossing]
     for log in world.ledgers:
         log._check(records)
     for log in world.ledgers:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from meshard.plan.captions import amount_text, bytes_text, count_text, size_text
 from meshard.plan.show.page import Markup, element, wide
-from meshard.plan.show.record import Record, bytes_by_line, labels
+from meshard.plan.show.record import PURPOSE, Record, bytes_by_line, labels, purpose_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.svg import centred, picture, rect
 
@@ -61,7 +61,7 @@ def _similar(records: Sequence[Record]) -> Table:
     """Return a table with a row for all similar communications of a line, the most bytes first."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for r in records:
-        key = (r.line, r.what, r.kind, ", ".join(r.axes) or "-", r.array or "-")
+        key = (r.line, r.what, r.purpose, r.kind, ", ".join(r.axes) or "-", r.array or "-")
         sums = groups.setdefault(key, [0, 0, 0])
         sums[0] += 1
         sums[1] = max(sums[1], r.bytes_per_device)
@@ -69,15 +69,20 @@ def _similar(records: Sequence[Record]) -> Table:
     found = sorted(groups.items(), key=lambda item: -item[1][2])
     shown = found[:_MOST_LINES]
     names = labels(list(dict.fromkeys(key[0] for key, _ in shown)))
+    purposes = any(r.purpose for r in records)
     rows = [
-        (names[key[0]], *key[1:], f"{count:,}", amount_text(most), amount_text(total))
+        (
+            *(names[key[0]], key[1], *[purpose_text(key[2])] * purposes, *key[3:]),
+            *(f"{count:,}", amount_text(most), amount_text(total)),
+        )
         for key, (count, most, total) in shown
     ]
     rest = found[len(shown) :]
     more = sum(sums[2] for _, sums in rest)
     notes = [f"and {count_text(len(rest), 'more row')}, {bytes_text(more)}"] * bool(rest)
-    head = ("line", "operation", "kind", "axes", "array", "count", "per device", "total")
-    return Table(head, rows, "<<<<<>>>", notes)
+    words = ("line", "operation", *[PURPOSE] * purposes, "kind", "axes", "array")
+    head = (*words, "count", "per device", "total")
+    return Table(head, rows, "<" * (5 + purposes) + ">>>", notes)
 
 
 def ledger_svg(records: Sequence[Record], heading: str = "") -> Markup:

@@ -195,11 +195,13 @@ class Profile(Drawn):
         """Return a task of the workers that records when it runs, and for which event."""
         outer = self._open.get(self._thread())
         name, line = _task_name(task), outer[-1].line if outer else ""
+        purpose = outer[-1].purpose if outer else ""
         if outer and name in _VAGUE:
             name = outer[-1].name
 
         def run() -> None:
             event = Event(name, "kernel", line, self._thread(), self._now())
+            event.purpose = purpose
             try:
                 task()
             finally:

@@ -101,7 +101,7 @@ def _boxes(events: Sequence[Event], y: float, first: int, scale: float) -> Itera
         x = _LEFT + max(0.0, (event.start - first) * scale)
         wide = min(max(_LEAST, (event.stop - event.start) * scale), _LEFT + _WIDTH - x + _LEAST)
         moved = f", {bytes_text(event.total_bytes)} moved" * bool(event.total_bytes)
-        line = f" at {event.line}" * bool(event.line)
+        line = f" at {event.line}" * bool(event.line) + f", {event.purpose}" * bool(event.purpose)
         inset = 1 + _STEP_IN * depth
         color = _COLORS.get(event.category, PALETTE[7])
         told = f"{event.name}{line}: {time_text(event.seconds)}{moved}"

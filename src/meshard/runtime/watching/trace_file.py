@@ -16,8 +16,9 @@ from meshard.plan.captions import time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
 from meshard.plan.show.record import Record
+from meshard.runtime.callers import stated_purpose
 
-_FIELDS = ("what", "kind", "axes", "array", "total_bytes", "bytes_per_device")
+_FIELDS = ("what", "purpose", "kind", "axes", "array", "total_bytes", "bytes_per_device")
 _DEVICES = 1000
 """The number of the first device's lane, after those of threads."""
 
@@ -31,6 +32,7 @@ class Event:
         category: ``"step"`` of a jitted function, ``"operation"`` outside of one, ``"body"`` for
             operations in bodies of `shard_map`, ``"move"`` or ``"kernel"``.
         line: where in the program it was written, as ``file:line``.
+        purpose: what it is for, if it is part of a derivative, as in ``"gradient of w"``.
         thread: the number of the thread, 0 for the one that opened the profile.
         start: when it began, in nanoseconds since the epoch.
         stop: when it ended.
@@ -45,6 +47,7 @@ class Event:
         "inside",
         "line",
         "name",
+        "purpose",
         "records",
         "start",
         "stop",
@@ -53,6 +56,7 @@ class Event:
 
     def __init__(self, name: str, category: str, line: str, thread: int, start: int) -> None:
         self.name = name
+        self.purpose = stated_purpose()
         self.category = category
         self.line = line
         self.thread = thread
@@ -115,8 +119,8 @@ def _lanes(
 
 def _shown(process: int, devices: Mapping[int, str], event: Event) -> Iterator[dict[str, Any]]:
     """Yield an event in the lane of its thread, and in that of each device."""
-    told: dict[str, Any] = {"line": event.line} if event.line else {}
-    more = dict(told)
+    told = {k: v for k, v in (("line", event.line), ("for", event.purpose)) if v}
+    more: dict[str, Any] = dict(told)
     if event.records:
         more["total bytes"] = event.total_bytes
         more["communications"] = [

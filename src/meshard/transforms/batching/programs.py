@@ -5,23 +5,31 @@ In: a program, and values of which some have a new first dim. Out: its results, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
-from meshard.ops.array.join import stack
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.ops.engine.later import Advised, OfRow
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import bind
-from meshard.transforms.batching.rows import bound, spread
+from meshard.runtime.doors import bind, innermost
+from meshard.transforms.batching.named import is_over, over_examples
+from meshard.transforms.batching.rows import bound, sorted_along, spread
+from meshard.transforms.body.body import Body
+from meshard.transforms.body.branches import abstract_grid, local_type
+from meshard.transforms.body.mapped_axes import Examples, MappedAxis, axis_bound
 from meshard.transforms.flow.control_flow import fori_loop, while_loop
+from meshard.transforms.flow.positions import unplaced_value
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
     AlikeCall,
+    Around,
     ArrayCall,
     ConstraintCall,
     ForCall,
@@ -34,7 +42,6 @@ from meshard.transforms.program.calls import (
     WholeCall,
 )
 from meshard.transforms.program.program import (
-    Call,
     Eqn,
     Literal,
     Program,
@@ -42,6 +49,7 @@ from meshard.transforms.program.program import (
     is_of_numbers,
     number_of,
 )
+from meshard.transforms.tracing.tracing import sub_program
 
 Flags = Sequence[bool]
 Found = tuple[list[Any], list[bool]]
@@ -68,7 +76,7 @@ def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int
         operands, own = (
             (list(x) for x in zip(*map(read, eqn.inputs), strict=True)) if eqn.inputs else ([], [])
         )
-        with at_line(eqn.line):
+        with at_line(eqn.line, eqn.purpose):
             results, made = _eqn(eqn, operands, own, size)
         for var, result, has in zip(eqn.outputs, results, made, strict=True):
             known[var] = result, has
@@ -77,7 +85,10 @@ def run_batched(program: Program, values: Sequence[Any], flags: Flags, size: int
 
 
 def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
-    if not any(flags):
+    if eqn.call is None and is_over(eqn.name, dict(eqn.params), size):
+        found, has = over_examples(eqn.name, operands, flags, dict(eqn.params), size)
+        return [found], [has]
+    if not any(flags) and not _holds_name(eqn, size):
         if eqn.call is not None:
             results = eqn.call.run(operands)
         elif is_of_numbers(eqn, operands):
@@ -92,6 +103,33 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
     return results, [True] * len(results)
 
 
+def run_example(
+    name: str, f: Callable[..., Sequence[Any]], values: Sequence[Any], size: int
+) -> Found:
+    """Write a function of one example down, and run it for all.
+
+    Args:
+        name: what messages call it.
+        f: the function, from flat values to flat values.
+        values: its arguments, which have the new dim in front.
+        size: its size, with the name by which the function knows the dim.
+    """
+    body = innermost()
+    like: list[Any] = []
+    if isinstance(body, Body):
+        values = [body.lift(x) for x in values]
+    for x in values:
+        if isinstance(body, Body):
+            local = local_type(body.scope, x.shape[1:], x.dtype)
+            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
+        else:
+            like.append(unplaced_value(x.shape[1:], x.dtype))
+    with axis_bound(size.axis if isinstance(size, Examples) else None):
+        program, captured = sub_program(name, f, like, by="vmap")
+    flags = [*[False] * len(captured), *[True] * len(values)]
+    return run_batched(program, [*captured, *values], flags, size)
+
+
 def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
     """Return values of which each has the new dim."""
     return [x if has else spread(x, size) for x, has in zip(values, flags, strict=True)]
@@ -103,7 +141,8 @@ def every(values: Sequence[Any], flags: Flags, size: int) -> list[Any]:
 def _constraint(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     sharding = call.sharding
     if isinstance(sharding, NamedSharding):
-        spec = PartitionSpec(PartitionSpec.UNCONSTRAINED, *sharding.spec)
+        own: Any = _split(size) or PartitionSpec.UNCONSTRAINED
+        spec = PartitionSpec(own, *sharding.spec)
         uneven: Any = sharding.uneven
         uneven = (None, *uneven) if isinstance(uneven, tuple) else uneven
         sharding = NamedSharding(sharding.mesh, spec, uneven=uneven)
@@ -119,29 +158,63 @@ def _number(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
     return [operands[0].astype(call.dtype)], [True]
 
 
-def _one_by_one(call: Call, operands: list[Any], flags: list[bool], size: int) -> Found:
-    """Run a call for one position after another, and stack the results."""
-    rows = []
-    for i in range(size):
-        rows.append(call.run([x[i] if has else x for x, has in zip(operands, flags, strict=True)]))
-    found = [stack(column) for column in zip(*rows, strict=True)]
-    return found, [True] * len(found)
+def _same(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    return operands, flags
+
+
+def _made(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Make arrays of keys: as the row does it that draws from a key without a value."""
+    assert isinstance(call.make, OfRow), call.name
+    name, params = call.make.row
+    found = bound(name, operands, flags, params, size)
+    if call.asked:
+        return _constraint(ConstraintCall(call.type_.sharding), found, [True], size)
+    return found, [True]
 
 
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    if _is_advised(call):
+        return _followed(call, operands, flags, size)
+    given = every(operands, flags, size)
+    if call.name == "sort" and "dim" not in call.params:  # of one dim
+        results = sorted_along(given, call.params["descending"])
+    else:
+        results = _of_all(call, size).run(given)
+    return results, [True] * len(results)
+
+
+def _is_advised(call: Any) -> bool:
+    function = call.function
+    return isinstance(function.call.function if isinstance(function, Around) else function, Advised)
+
+
+def _of_all(call: WholeCall, size: int) -> WholeCall:
+    """Return a function of one example as one of all, whose operands all have the dim."""
+    if isinstance(call.function, Around):
+        return replace(call, function=call.function.of(_of_all(call.function.call, size)))
     params = dict(call.params)
-    if "dim" in params and len(operands) == 1:
+    if "dim" in params:
         params["dim"] += 1
     elif "work" in params:
         params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
-    elif call.name != "select":
-        return _one_by_one(call, operands, flags, size)
-    late = at_run_time if call.values else when_laid_out
-    found = late(call.name, call.function, *every(operands, flags, size), **params)
-    results = list(found) if call.several else [found]
-    return results, [True] * len(results)
+    else:
+        assert call.name == "select", call.name  # of the last dim
+    return replace(call, params=params)
+
+
+def _followed(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Follow a function that may be worked out wherever its operands are."""
+
+    def one(*own: Any) -> list[Any]:
+        rest = iter(own)
+        given = [next(rest) if has else x for x, has in zip(operands, flags, strict=True)]
+        found: list[Any] = call.at_once(given)
+        return found
+
+    mapped = [x for x, has in zip(operands, flags, strict=True) if has]
+    return run_example(call.name, one, mapped, size)
 
 
 def flat_of(program: Program, size: int, flags: Flags) -> Callable[..., list[Any]]:
@@ -245,21 +318,66 @@ def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Fou
     return found, [True] * len(found)
 
 
+def _split(size: int) -> tuple[str, ...]:
+    """Return the mesh axes that the examples are to be split over."""
+    return size.split if isinstance(size, Examples) else ()
+
+
 def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     captured, _ = call.split_operands(operands)
+    split = _split(size)
+    front = split or None
     own = [*[PartitionSpec()] * len(captured), *call.in_specs]
-    ins = tuple([PartitionSpec(None, *s) if has else s for s, has in zip(own, flags, strict=True)])
-    outs = [PartitionSpec(None, *s) for s in call.out_specs]
+    ins = tuple([PartitionSpec(front, *s) if has else s for s, has in zip(own, flags, strict=True)])
+    outs = [PartitionSpec(front, *s) for s in call.out_specs]
+    if split:
+        size = _share(call, split, size)
     found = call.remapped(ins, outs, flat_of(call.body, size, flags))(*operands)
     return list(found), [True] * len(found)
+
+
+def _share(call: Any, split: tuple[str, ...], size: int) -> Examples:
+    """Return how many of the examples a device has in a body, where they have no name."""
+    axis = size.axis if isinstance(size, Examples) else None
+    if axis is not None and is_named(call.body, axis):
+        raise ArgumentError(
+            f"vmap: spmd_axis_name={split} splits the examples over devices in the shard_map at "
+            f"hand, so that a collective in it cannot be over axis_name={axis!r}. Name the mesh "
+            "axes in the collective, and leave out spmd_axis_name and that dim of the specs."
+        )
+    count = math.prod([call.mesh.shape[a] for a in split if a in call.mesh.shape])
+    if size % count:
+        raise IndivisibleError(
+            f"vmap: spmd_axis_name={split} splits {int(size)} examples over {count} devices in "
+            "shard_map, which is not possible evenly. Map a multiple of that."
+        )
+    return Examples(size // count)
+
+
+def _holds_name(eqn: Eqn, size: int) -> bool:
+    """Whether a call holds a collective over the dim."""
+    axis = size.axis if isinstance(size, Examples) else None
+    if axis is None or eqn.call is None:
+        return False
+    return any(is_named(p, axis) for _, p in eqn.call.programs)
+
+
+def is_named(program: Program, axis: MappedAxis) -> bool:
+    """Whether a collective of a program, or of one that it holds, is over an axis."""
+    for eqn in program.eqns:
+        params: dict[str, Any] = dict(eqn.params)
+        inner = () if eqn.call is None else eqn.call.programs
+        if axis in params.get("axes", ()) or any(is_named(p, axis) for _, p in inner):
+            return True
+    return False
 
 
 CALLS: dict[type[Any], Callable[[Any, list[Any], list[bool], int], Found]] = {
     AlikeCall: _alike,
     ConstraintCall: _constraint,
     ArrayCall: _number,
-    MakeCall: _one_by_one,
-    NumberCall: _one_by_one,
+    MakeCall: _made,
+    NumberCall: _same,
     WholeCall: _whole,
     ScanCall: _scan,
     ForCall: _for,

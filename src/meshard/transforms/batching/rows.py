@@ -1,8 +1,8 @@
 """How each row takes one more dim, in front of all others.
 
 In: operands, of which some have the dim, and parameters. Out: what to bind instead: operands whose
-dims are aligned, and parameters whose dims count one further. A row that is not here is done for
-one position after another.
+dims are aligned, and parameters whose dims count one further. A row that is not here, and whose
+leading dims do not broadcast, is bound as one of many examples (`ops/engine/each`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.rule import OpRule
-from meshard.ops.array.create import arange
-from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
+from meshard.ops.array.take import take_along_axis
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.shapes import shape_of
-from meshard.ops.engine.decide import row_of
+from meshard.ops.engine.decide import find_row, row_of
+from meshard.ops.engine.each import for_each
+from meshard.ops.reductions.sort import argsort, sort
 from meshard.runtime.doors import bind
 
 Params = Mapping[str, Any]
@@ -42,14 +43,14 @@ def bound(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> list[Any]:
     """Bind a row whose operands may have one more dim in front; all results have it."""
-    rule = ROWS.get(name) or (_aligned if _is_stacked(name) else _one_by_one)
+    rule = ROWS.get(name) or (_aligned if _is_stacked(name) else _each)
     found = rule(name, operands, flags, params, size)
     return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
 def _is_stacked(name: str) -> bool:
     """Whether the rule of a row begins each of its terms with dims that broadcast."""
-    text: Any = getattr(row_of(name), "rule", None)
+    text: Any = getattr(find_row(name), "rule", None)
     if not isinstance(text, str):
         return False
     given, made = text.split("->")
@@ -75,30 +76,12 @@ def _aligned(
     return bind(name, *given, **params)
 
 
-def _one_by_one(
+def _each(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
-    """Bind a row for one position after another, and stack the results."""
-    if not size:
-        return _of_none(name, operands, flags, params)
-    rows = []
-    for i in range(size):
-        own = [x[i] if has else x for x, has in zip(operands, flags, strict=True)]
-        found = bind(name, *own, **params)
-        rows.append(found if isinstance(found, tuple) else (found,))
-    return [stack(column) for column in zip(*rows, strict=True)]
-
-
-def _of_none(
-    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params
-) -> list[Any]:
-    """Return the results of no positions: those of zeros, cut away."""
-    own = [
-        np.zeros(x.shape[1:], x.dtype) if has else x for x, has in zip(operands, flags, strict=True)
-    ]
-    found = bind(name, *own, **params)
-    every = found if isinstance(found, tuple) else (found,)
-    return [spread(x, 1)[:0] for x in every]
+    """Bind a row for each of many examples, as one operation."""
+    whole, own = for_each(name, flags, params)
+    return bind(whole, *operands, **own)
 
 
 def _shifted(*names: str) -> Rule:
@@ -113,6 +96,20 @@ def _shifted(*names: str) -> Rule:
         return bind(name, *all_spread(operands, flags, size), **changed)
 
     return rule
+
+
+def sorted_along(given: Sequence[Any], descending: bool) -> list[Any]:
+    """Return arrays sorted along their dim behind the new one as the first of them is."""
+    if len(given) == 1:
+        return [sort(given[0], 1, descending=descending)]
+    order = argsort(given[0], 1, descending=descending)
+    return [take_along_axis(x, order, 1) for x in given]
+
+
+def _sorted(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    return sorted_along(all_spread(operands, flags, size), params["descending"])
 
 
 def _behind(dims: Any) -> Any:
@@ -218,7 +215,7 @@ def _dynamic_slice(
 ) -> Any:
     x, *starts = operands
     if any(flags[1:]):
-        return _one_by_one(name, operands, flags, params, size)
+        return _each(name, operands, flags, params, size)
     wrap = (True, *params["wrap"])
     return bind(name, x, 0, *starts, sizes=(size, *params["sizes"]), wrap=wrap)
 
@@ -227,14 +224,9 @@ def _dynamic_update(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     if any(flags[2:]):
-        return _one_by_one(name, operands, flags, params, size)
+        return _each(name, operands, flags, params, size)
     x, update = all_spread(operands[:2], flags[:2], size)
     return bind(name, x, update, 0, *operands[2:], wrap=(True, *params["wrap"]))
-
-
-def _numbers(size: int, rank: int) -> Any:
-    """Return the positions along the new dim, as positions of some rank behind it."""
-    return reshape(arange(size), (size, *[1] * rank))
 
 
 def _gather(
@@ -244,37 +236,30 @@ def _gather(
     dims, at = params["dims"], params["at"]
     if not any(flags[1:]):
         return bind(name, x, *places, dims=tuple([d + 1 for d in dims]), at=at + 1)
+    if flags[0]:
+        return _each(name, operands, flags, params, size)
     places = all_spread(places, flags[1:], size)
-    rank = len(shape_of(places[0])) - 1
-    if not flags[0]:
-        return moveaxis(bind(name, x, *places, dims=dims, at=at), at, 0)
-    first = broadcast_to(_numbers(size, rank), places[0].shape)
-    dims = (0, *[d + 1 for d in dims])
-    return moveaxis(bind(name, x, first, *places, dims=dims, at=at), at, 0)
+    return moveaxis(bind(name, x, *places, dims=dims, at=at), at, 0)
 
 
 def _scatter(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     x, value, *places = operands
-    arrays, how = params["arrays"], params["how"]
-    x, value = all_spread([x, value], flags[:2], size)
     if any(flags[2:]):
-        places = all_spread(places, flags[2:], size)
-        rank = len(shape_of(places[0])) - 1
-        first = broadcast_to(_numbers(size, rank), places[0].shape)
-        arrays = (0, *[d + 1 for d in arrays])
-        return bind(name, x, value, first, *places, arrays=arrays, how=how)
+        return _each(name, operands, flags, params, size)
+    x, value = all_spread([x, value], flags[:2], size)
     rank = len(shape_of(places[0]))
+    moved = {**params, "arrays": tuple([d + 1 for d in params["arrays"]])}
     value = moveaxis(value, 0, rank)  # behind the positions, as the first of the other dims
-    return bind(name, x, value, *places, arrays=tuple([d + 1 for d in arrays]), how=how)
+    return bind(name, x, value, *places, **moved)
 
 
 def _searchsorted(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     if flags[0]:
-        return _one_by_one(name, operands, flags, params, size)
+        return _each(name, operands, flags, params, size)
     return bind(name, *operands, **params)
 
 
@@ -288,21 +273,24 @@ def _first_only(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
     if any(flags[1:]):
-        return _one_by_one(name, operands, flags, params, size)
+        return _each(name, operands, flags, params, size)
     return bind(name, *operands, **params)
 
 
 _REDUCTIONS = """
     sum prod max min any all nanmax nanmin reduce_and reduce_or reduce_xor
 """
+_SORTS = "sort_runs sort_runs_with sort_whole sort_whole_with"
 ROWS: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
     **dict.fromkeys(["concatenate"], _shifted("axis")),
     **dict.fromkeys(["flip", "roll", "pad_zeros", "tile", "take_positions"], _shifted("dims")),
-    **dict.fromkeys(["sort", "argsort", "top_k", "fft"], _shifted("dim")),
+    **dict.fromkeys(["sort", "argsort", "top_k", "fft", "scan"], _shifted("dim")),
     **dict.fromkeys(["take_along_axis"], _shifted("dim")),
     **dict.fromkeys(["diagonal"], _shifted("dims")),
-    **dict.fromkeys(["qr", "qr_r", "svd", "svdvals", "select", "bitcast"], _as_it_is),
+    **dict.fromkeys(
+        ["qr", "qr_r", "svd", "svdvals", "select", "bitcast", "random_unwrap"], _as_it_is
+    ),
     **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
     "contract": _contract,
@@ -319,6 +307,7 @@ ROWS: dict[str, Rule] = {
     "gather": _gather,
     "scatter": _scatter,
     "searchsorted": _searchsorted,
+    **dict.fromkeys(_SORTS.split(), _sorted),
     # collectives of bodies
     **dict.fromkeys(["psum", "pmax", "pmin", "pcast", "ppermute", "pbroadcast"], _as_it_is),
     **dict.fromkeys(["all_gather", "all_gather_invariant", "psum_scatter"], _shifted("dim")),

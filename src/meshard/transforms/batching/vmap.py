@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-from meshard.algebra.arguments import function_of, integer_of, shown
+from meshard.algebra.arguments import described, function_of, integer_of, refusal
 from meshard.algebra.boundary import bounded
-from meshard.errors import ArgumentError, ShapeError, TreeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
 from meshard.runtime import trees
-from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.batching.programs import every, run_batched
-from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import abstract_grid, local_type
-from meshard.transforms.flow.positions import unplaced_value
-from meshard.transforms.tracing.tracing import sub_program
+from meshard.transforms.batching.programs import every, run_example
+from meshard.transforms.body.mapped_axes import Examples
+from meshard.transforms.tracing.arguments import Arguments as Told
+from meshard.transforms.tracing.arguments import JitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,9 +37,16 @@ def vmap(
         in_axes: for each argument the dim that numbers the examples: an int, None for an argument
             that all share, or a tree of these that is a prefix of the arguments.
         out_axes: for each result where the dim comes; None for results that are the same for all.
-        axis_name: a name by which collectives of ``meshard.lax`` know the dim.
+        axis_name: a name by which collectives of ``meshard.lax`` know the dim: each example is
+            like a device along a mesh axis of that name. They may name mesh axes besides.
         axis_size: the number of examples, needed where no argument has them.
-        spmd_axis_name: accepted as in JAX; shardings are followed without it.
+        spmd_axis_name: the mesh axis, or axes, that the dim is split over wherever the function
+            says how values are laid out: in front of the specs of constraints and of `shard_map`.
+            Without it constraints leave the dim as it is, and each device of a `shard_map` has all
+            examples.
+
+    What all examples share, with None in ``in_axes``, is passed on as it is: a Python number, an
+    array that the function may look at, or anything else.
 
     Returns:
         A function of arrays with the dim. Examples stay where they are: a split dim stays split.
@@ -61,12 +64,13 @@ def vmap(
     [4.0, 4.0, 4.0]
     """
     f = function_of(fun, "vmap", "fun")
-    axes = _Axes.of(in_axes, out_axes, axis_name, axis_size)
+    told = Told(f, f"vmap of {_name(f)!r}", JitOptions())
+    axes = _Axes.of(in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        return _mapped(f, axes, args, kwargs)
+        return _mapped(f, axes, told, args, kwargs)
 
     return mapped
 
@@ -81,15 +85,17 @@ class _Axes:
         made: those of the results.
         name: the name by which collectives know the dim.
         size: its size, if it is given.
+        split: the mesh axes that constraints and `shard_map` split it over.
     """
 
     given: Any
     made: Any
     name: Any
     size: int | None
+    split: tuple[str, ...]
 
     @classmethod
-    def of(cls, in_axes: Any, out_axes: Any, name: Any, size: Any) -> _Axes:
+    def of(cls, in_axes: Any, out_axes: Any, name: Any, size: Any, split: Any) -> _Axes:
         """Return them, checked."""
         if isinstance(in_axes, list):
             in_axes = tuple(in_axes)
@@ -101,58 +107,65 @@ class _Axes:
         for told, axes in (("in_axes", in_axes), ("out_axes", out_axes)):
             _check_axes(told, axes)
         count = None if size is None else integer_of(size, "vmap", "axis_size", least=0)
-        return cls(in_axes, out_axes, name, count)
+        if not isinstance(name, Hashable):
+            raise ArgumentError(refusal("vmap", "axis_name", "a name, such as 'batch'", name))
+        over = () if split is None else (split,) if isinstance(split, str) else split
+        if not isinstance(over, tuple) or not all(isinstance(a, str) for a in over):
+            wanted = "the name of a mesh axis, or a tuple of such"
+            raise ArgumentError(refusal("vmap", "spmd_axis_name", wanted, split))
+        return cls(in_axes, out_axes, name, count, over)
 
 
-def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _mapped(
+    f: Callable[..., Any], axes: _Axes, told: Told, args: tuple[Any, ...], kwargs: Any
+) -> Any:
     if isinstance(axes.given, tuple) and len(axes.given) != len(args):
         raise ArgumentError(
             "vmap: in_axes must be an int, None, or a tuple of entries corresponding to the "
             f"arguments, but it has {len(axes.given)} entries, and {len(args)} arguments were "
-            "passed."
+            "passed by position."
         )
     leaves, tree = trees.flatten((args, kwargs))
     dims = [*_axes_of(axes.given, args, "in_axes"), *[0] * len(trees.leaves(kwargs))]
-    values = [x if isinstance(x, (Array, Traced)) else as_array(x) for x in leaves]
-    size = _size_of(values, dims, axes.size)
-    moved = [x if d is None else moveaxis(x, d, 0) for x, d in zip(values, dims, strict=True)]
+    paths = tree.paths()
+    places = [i for i, d in enumerate(dims) if d is not None]
+    names = [f"argument {told.told(paths[i], None)}" for i in places]
+    values = [_array(leaves[i], n) for i, n in zip(places, names, strict=True)]
+    own = [d for d in dims if d is not None]
+    size = _size_of(values, own, names, axes.size)
+    moved = [moveaxis(x, d, 0) if d else x for x, d in zip(values, own, strict=True)]
     kept: list[Any] = []
 
-    def flat(*own: Any) -> list[Any]:
-        given, named = trees.unflatten(tree, list(own))
-        found, structure = trees.flatten(f(*given, **named))
+    def flat(*given: Any) -> list[Any]:
+        every = list(leaves)  # what all examples share is passed on as it is
+        for i, x in zip(places, given, strict=True):
+            every[i] = x
+        found, structure = trees.flatten(_called(f, trees.unflatten(tree, every)))
         kept.append(structure)
-        return [x if isinstance(x, Traced) else as_array(x) for x in found]
+        return [_array(x, f"result {n}") for n, x in enumerate(found)]
 
-    flags = [d is not None for d in dims]
-    with _named(axes.name, size):
-        found, has = _run(getattr(f, "__name__", "f"), flat, moved, flags, size)
+    many = Examples(size, axes.name, axes.split)
+    found, has = run_example(_name(f), flat, moved, many)
     wanted = _axes_of(axes.made, trees.unflatten(kept[-1], found), "out_axes")
     results = [_out(y, own, d, size) for y, own, d in zip(found, has, wanted, strict=True)]
     return trees.unflatten(kept[-1], results)
 
 
-def _run(
-    name: str,
-    flat: Callable[..., list[Any]],
-    values: list[Any],
-    flags: list[bool],
-    size: int,
-) -> tuple[list[Any], list[bool]]:
-    """Write the function down for one example, and run it for all."""
-    body = innermost()
-    like: list[Any] = []
-    if isinstance(body, Body):
-        values = [body.lift(x) for x in values]
-    for x, has in zip(values, flags, strict=True):
-        shape = x.shape[1:] if has else x.shape
-        if isinstance(body, Body):
-            local = local_type(body.scope, shape, x.dtype)
-            like.append(abstract_grid(body, body.scope.kind(local, x.kind.extent, x.kind.varies)))
-        else:
-            like.append(unplaced_value(shape, x.dtype))
-    program, captured = sub_program(name, flat, like)
-    return run_batched(program, [*captured, *values], [*[False] * len(captured), *flags], size)
+def _called(f: Callable[..., Any], given: Any) -> Any:
+    args, kwargs = given
+    return f(*args, **kwargs)
+
+
+def _name(f: Callable[..., Any]) -> str:
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def _array(x: Any, told: str) -> Any:
+    """Return an argument or result that is an array or can be made one."""
+    try:
+        return x if isinstance(x, Traced) else as_array(x)
+    except DtypeError as error:
+        raise DtypeError(f"vmap: the {told} is not an array of numbers: {described(x)}.") from error
 
 
 def _check_axes(name: str, axes: Any) -> None:
@@ -167,42 +180,62 @@ def _check_axes(name: str, axes: Any) -> None:
 
 def _axes_of(axes: Any, values: Any, name: str) -> list[int | None]:
     """Return the dim of each leaf of a tree."""
+    if axes is None or isinstance(axes, int):
+        return [axes] * len(trees.leaves(values))
     try:
         every = list(trees.broadcast_leaves(axes, values, lambda x: x is None))
         with_none, _ = trees.flatten_with_none(values)
         return [a for a, x in zip(every, with_none, strict=True) if x is not None]
     except (ValueError, TreeError) as error:
         what = "arguments" if name == "in_axes" else "results"
+        there = str(trees.structure(values)).removeprefix("PyTreeSpec")
+        why = str(error).split("; ")[0]
         raise TreeError(
-            f"vmap: {name} must be a prefix of the tree of {what}; it is {axes!r}: {error}"
+            f"vmap: {name} must be a prefix of the tree of {what}; it is {axes!r}, and the {what} "
+            f"are {there}: {why}."
         ) from error
 
 
-def _size_of(values: list[Any], axes: list[int | None], size: int | None) -> int:
+def _size_of(
+    values: Sequence[Any], axes: Sequence[int], names: Sequence[str], size: int | None
+) -> int:
     """Return the number of examples.
+
+    Args:
+        values: the arguments that have them.
+        axes: the dim of each.
+        names: what messages call each.
+        size: the number that was given.
 
     Raises:
         ShapeError: if an argument has no such dim, or the sizes differ.
     """
-    sizes: dict[int, str] = {} if size is None else {size: "axis_size"}
-    for number, (x, a) in enumerate(zip(values, axes, strict=True)):
-        if a is None:
-            continue
+    sizes: dict[int, list[str]] = {} if size is None else {size: ["axis_size"]}
+    for x, a, name in zip(values, axes, names, strict=True):
         if not -x.ndim <= a < x.ndim:
             raise ShapeError(
-                f"vmap was requested to map its argument along axis {a}, which implies that its "
+                f"vmap was requested to map its {name} along axis {a}, which implies that its "
                 f"rank should be at least {a + 1 if a >= 0 else -a}, but is only {x.ndim} (its "
-                f"shape is {x.shape})."
+                f"shape is {x.shape}). Arguments that all examples share have None in in_axes."
             )
-        sizes.setdefault(x.shape[a], f"argument {number} of shape {x.shape}, along axis {a}")
+        sizes.setdefault(x.shape[a], []).append(f"axis {a} of the {name} of shape {x.shape}")
     if not sizes:
         raise ArgumentError(
             "vmap must have at least one non-None value in in_axes, or axis_size must be given."
         )
     if len(sizes) > 1:
-        told = "; ".join(f"{n} for {what}" for n, what in sizes.items())
+        told = "; ".join(
+            f"{n} is the size of {_some(every)}".replace("the size of axis_size", "axis_size")
+            for n, every in sizes.items()
+        )
         raise ShapeError(f"vmap got inconsistent sizes for array axes to be mapped: {told}.")
     return next(iter(sizes))
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return a list of names, of which there may be many."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return " and ".join(names[:2]) + more if not more else f"{names[0]}, {names[1]}{more}"
 
 
 def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
@@ -219,15 +252,4 @@ def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:
         raise ShapeError(
             f"vmap: out_axes is {axis}, which is out of bounds for a result of shape {y.shape}."
         )
-    return moveaxis(y, 0, axis)
-
-
-@contextlib.contextmanager
-def _named(name: Any, size: int) -> Iterator[None]:
-    """Let collectives know the dim by a name."""
-    if name is not None:
-        raise ArgumentError(
-            f"vmap: axis_name={shown(name)} is not supported; reduce over the dim outside of the "
-            "mapped function, or use shard_map."
-        )
-    yield
+    return moveaxis(y, 0, axis) if axis else y

@@ -36,6 +36,7 @@ from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, to_grid
 from meshard.transforms.body.deferred import Pending, scattered
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.mapped_axes import are_mapped, kind_of
 from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
 from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
 from meshard.tuning import MOST_MASKS
@@ -263,7 +264,10 @@ def decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
 def _decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
     collective = COLLECTIVES.get(name)
     if collective is not None:
-        return collective(scope, kinds, dict(params))
+        own = dict(params)
+        return (
+            _written(scope, name, kinds, own) if are_mapped(own) else collective(scope, kinds, own)
+        )
     grids = [k for k in kinds if isinstance(k, GridKind)]
     if any(k.weak for k in grids):
         return Decided(_weakly(scope, name, kinds, params))
@@ -276,7 +280,15 @@ def _decided(scope: Scope, name: str, kinds: Kinds, params: Params) -> Decided:
     onto = [None if isinstance(k, type) else scope.onto(k.extent, extent) for k in kinds]
     if isinstance(decision, MoveDecision):
         return _moving(scope, decision, results[0], onto)
+    assert isinstance(decision, KernelDecision)  # a cell has all rows
     return _computing(scope, decision, results, onto)
+
+
+def _written(scope: Scope, name: str, kinds: Kinds, params: dict[str, Any]) -> Decided:
+    """Decide a collective over axes that `vmap` has bound: it is only written down here."""
+    kind = kind_of(scope, name, kinds, params)
+    count = scope.count(kind.extent)
+    return Decided(lambda body, values: Grid(body, kind, (None,) * count))
 
 
 def _axes_of_results(scope: Scope, grids: Sequence[GridKind]) -> tuple[Extent, frozenset[str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,8 +11,11 @@ from meshard.algebra.arguments import described, shown
 from meshard.errors import ArgumentError, AxisNameError, DtypeError, did_you_mean
 from meshard.runtime.doors import innermost
 from meshard.runtime.types import KEY
+from meshard.transforms.body.mapped_axes import MappedAxis, count_of, mapped_axes
 
 AxisName = str | Sequence[str]
+Axes = Sequence[Any]
+"""Names of mesh axes, and axes that `vmap` has bound."""
 Groups = Sequence[Sequence[int]] | None
 
 
@@ -77,8 +79,10 @@ def check_numbers(array: Any, what: str) -> None:
         )
 
 
-def bound_axes(given: Any, what: str) -> tuple[str, ...]:
+def bound_axes(given: Any, what: str) -> tuple[Any, ...]:
     """Return axis names as a tuple; each must be bound here, and named once.
+
+    A name that `vmap` has bound is returned as its `MappedAxis`.
 
     Raises:
         AxisNameError: if one is not bound.
@@ -86,39 +90,66 @@ def bound_axes(given: Any, what: str) -> tuple[str, ...]:
     """
     interpreter = innermost()
     bound = interpreter.axis_sizes if interpreter is not None else {}
-    if type(given) is str and given in bound:
+    mapped = mapped_axes()
+    if type(given) is str and given in bound and given not in mapped:
         return (given,)
-    names = (given,) if isinstance(given, str) else given
+    alone = isinstance(given, str) or _is_in(given, mapped)
+    names = (given,) if alone else given
     if not isinstance(names, (tuple, list)):
         raise AxisNameError(
             f"{what}: axis_name must be a string or a tuple of strings, got {described(given)}."
         )
+    known: dict[Any, Any] = {**dict.fromkeys(bound), **mapped}
     for name in names:
-        if not isinstance(name, str) or name not in bound:
-            here = (
-                f"the axes bound here are {', '.join(map(repr, bound))}"
-                if bound
-                else "no axis is bound here, outside of shard_map"
-            )
-            raise AxisNameError(
-                f"{what}: unbound axis name: {shown(name)}; {here}.{did_you_mean(name, bound)} An "
-                "axis is bound by the mesh of the enclosing meshard.shard_map (and its axis_names=,"
-                " where that is given)."
-            )
+        if not _is_in(name, known):
+            raise _unbound(what, name, list(known))
         if list(names).count(name) > 1:
             raise ArgumentError(f"{what}: the axis name {name!r} is repeated in {tuple(names)}.")
-    return tuple(names)
+    return tuple([mapped.get(n, n) for n in names])
 
 
-def positions(axes: Sequence[str]) -> int:
+def _is_in(name: Any, known: Mapping[Any, Any]) -> bool:
+    return isinstance(name, Hashable) and name in known
+
+
+def _unbound(what: str, name: Any, bound: Sequence[Any]) -> AxisNameError:
+    here = (
+        f"the axes bound here are {', '.join(map(repr, bound))}"
+        if bound
+        else "no axis is bound here, outside of shard_map"
+    )
+    return AxisNameError(
+        f"{what}: unbound axis name: {shown(name)}; {here}."
+        f"{did_you_mean(name, map(str, bound))} An axis is bound by the mesh of the enclosing "
+        "meshard.shard_map (and its axis_names=, where that is given), or by meshard.vmap with "
+        "axis_name=."
+    )
+
+
+def mesh_axes_only(axes: Axes, what: str, why: str) -> None:
+    """Refuse axes that `vmap` has bound.
+
+    Raises:
+        ArgumentError: if there is one.
+    """
+    mapped = [a for a in axes if type(a) is MappedAxis]
+    if mapped:
+        raise ArgumentError(
+            f"{what}: {why} over {told(mapped)}, which vmap has bound. Write it with operations on "
+            "the dim of the examples, outside of the mapped function."
+        )
+
+
+def positions(axes: Axes) -> int:
     """Return the number of positions along axes that are bound here."""
     interpreter = innermost()
     assert interpreter is not None
-    sizes = interpreter.axis_sizes
-    return sizes[axes[0]] if len(axes) == 1 else math.prod([sizes[a] for a in axes])
+    if len(axes) == 1 and type(axes[0]) is str:
+        return interpreter.axis_sizes[axes[0]]
+    return count_of(axes)
 
 
-def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) -> dict[str, Any]:
+def index_groups(groups: Groups, axes: Axes, what: str, alike: bool) -> dict[str, Any]:
     """Return the parameter for groups of positions along an axis.
 
     Raises:
@@ -126,6 +157,7 @@ def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) ->
     """
     if groups is None:
         return {}
+    mesh_axes_only(axes, what, "axis_index_groups are not supported")
     listed = tuple([whole_numbers(g, what, "a group of axis_index_groups") for g in _items(groups)])
     n = positions(axes)
     if not all(listed) or sorted(i for g in listed for i in g) != list(range(n)):
@@ -141,12 +173,12 @@ def index_groups(groups: Groups, axes: Sequence[str], what: str, alike: bool) ->
     return {"groups": listed}
 
 
-def told(axes: Sequence[str]) -> str:
+def told(axes: Axes) -> str:
     """Return axes as a message calls them."""
     return repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
 
 
-def members(axes: Sequence[str], groups: dict[str, Any]) -> int:
+def members(axes: Axes, groups: dict[str, Any]) -> int:
     """Return the size of a group; without groups all positions are one."""
     return len(groups["groups"][0]) if groups else positions(axes)
 

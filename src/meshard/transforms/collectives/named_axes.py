@@ -21,7 +21,9 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.transforms.body.mapped_axes import MappedAxis, are_mapped, axis_index_over
 from meshard.transforms.collectives.axis_arguments import (
+    Axes,
     AxisName,
     Groups,
     bound_axes,
@@ -29,6 +31,7 @@ from meshard.transforms.collectives.axis_arguments import (
     checked_dim,
     index_groups,
     members,
+    mesh_axes_only,
     pairs_of,
     positions,
     told,
@@ -203,6 +206,8 @@ def all_gather(
         )
     name = "all_gather" if to == "varying" else "all_gather_invariant"
     axes = bound_axes(axis_name, name)
+    if are_mapped({"axes": axes}):
+        name = _gathered_by_examples(axes, to)
     more = index_groups(axis_index_groups, axes, name, True)
     if more and to != "varying":
         raise ArgumentError(
@@ -218,6 +223,17 @@ def all_gather(
         return bind(name, array, axes=axes, dim=dim, tiled=bool(tiled), **more)
 
     return _each(leaf, x)
+
+
+def _gathered_by_examples(axes: Axes, to: str) -> str:
+    """Return what gathers over axes of which `vmap` has bound some."""
+    own = [a for a in axes if type(a) is not MappedAxis]
+    if own and to != "varying":
+        raise ArgumentError(
+            f"all_gather: to={to!r} is not supported for {told(axes)}, some of which are mesh axes "
+            "and some bound by vmap. Gather over one after another."
+        )
+    return "all_gather"
 
 
 @checked
@@ -335,6 +351,8 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     [0, 1, 2, 3]
     """
     axes = bound_axes(axis_name, "ppermute")
+    if len(axes) > 1:
+        mesh_axes_only(axes, "ppermute", "a permutation of several axes is not supported")
     n = positions(axes)
     origins = _origins(pairs_of(perm, "ppermute"), n, axes)
     return _each(lambda value: bind("ppermute", as_array(value), axes=axes, sources=origins), x)
@@ -342,7 +360,7 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
 
 @lru_cache(maxsize=256)
 def _origins(
-    pairs: tuple[tuple[int, ...], ...], n: int, axes: tuple[str, ...]
+    pairs: tuple[tuple[int, ...], ...], n: int, axes: tuple[Any, ...]
 ) -> tuple[int | None, ...]:
     """Return for each position the one that it receives from; None for none."""
     sources, targets = [a for a, _ in pairs], [b for _, b in pairs]
@@ -524,7 +542,7 @@ def axis_index(axis_name: AxisName) -> Array:
     >>> f(np.full(4, 10)).tolist()
     [10, 11, 12, 13]
     """
-    return bind("axis_index", axes=bound_axes(axis_name, "axis_index"))
+    return axis_index_over(bound_axes(axis_name, "axis_index"))
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -572,7 +590,7 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     >>> f(np.arange(4)).tolist()
     [6, 6, 6, 6]
     """
-    axes = bound_axes(axis_name, "pcast")
+    axes = _mesh_axes(bound_axes(axis_name, "pcast"))
     if to != "varying":
         raise ArgumentError(
             f"pcast: to must be 'varying', got {to!r}. A value becomes the same on all devices by "
@@ -586,7 +604,7 @@ def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
             raise ArgumentError(
                 f"pcast: {array.aval!r} already varies over {told(again)}; leave that axis out."
             )
-        return bind("pcast", array, axes=axes)
+        return bind("pcast", array, axes=axes) if axes else array
 
     return _each(leaf, x)
 
@@ -604,5 +622,12 @@ def pvary(x: T, axis_name: AxisName) -> T:
     >>> f(np.arange(4)).tolist()
     [6, 6, 6, 6]
     """
-    axes = bound_axes(axis_name, "pvary")
+    axes = _mesh_axes(bound_axes(axis_name, "pvary"))
+    if not axes:
+        return x
     return _each(lambda value: bind("pcast", as_array(value), axes=axes), x)
+
+
+def _mesh_axes(axes: Axes) -> tuple[str, ...]:
+    """Return the mesh axes: a value differs between examples by itself."""
+    return tuple([a for a in axes if type(a) is not MappedAxis])

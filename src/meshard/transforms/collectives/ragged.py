@@ -34,12 +34,14 @@ from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
+from meshard.transforms.collectives.agreement import agree_on_collective
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
     Groups,
     bound_axes,
     index_groups,
     members,
+    mesh_axes_only,
 )
 from meshard.transforms.collectives.exchanges import Active, Exchange, Field, plan_gather
 from meshard.transforms.collectives.rows import (
@@ -49,7 +51,6 @@ from meshard.transforms.collectives.rows import (
     kept_axes,
     piece_meshes,
 )
-from meshard.transforms.jit.agreements import agree_on_collective
 
 Axes = tuple[str, ...]
 Tables = Mapping[int, Any]
@@ -507,6 +508,7 @@ def ragged_all_to_all(
     """
     what = _NAME
     axes = bound_axes(axis_name, what)
+    mesh_axes_only(axes, what, "it is not supported")
     more = index_groups(axis_index_groups, axes, what, True)
     rows, into = as_array(operand), as_array(output)
     if rows.dtype != into.dtype:

@@ -30,6 +30,7 @@ from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.recording_wires import lay_out, laying_wires
 from meshard.transforms.body.scope import Extent, GridKind, Scope
+from meshard.transforms.collectives.agreement import agree_on_collective
 from meshard.transforms.collectives.exchanges import (
     Active,
     Axes,
@@ -43,7 +44,6 @@ from meshard.transforms.collectives.exchanges import (
     plan_permute,
     plan_source,
 )
-from meshard.transforms.jit.agreements import agree_on_collective
 
 Groups = tuple[tuple[int, ...], ...] | None
 Plan = Callable[[Field, Axes], Exchange | FoldExchange]

@@ -6,9 +6,11 @@ that name the argument.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -24,6 +26,7 @@ from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import dtype_name
 from meshard.transforms.body.body import Body
 from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.tracing.arguments import argument_name
 
 float0 = np.dtype([("float0", np.void, 0)])
 """The dtype of tangents and cotangents of integers and bools: it has no values but one."""
@@ -110,7 +113,7 @@ def places_of(numbers: Sequence[int], count: int, what: str) -> list[int]:
 
 
 @final
-@dataclass(slots=True)
+@dataclass
 class Flattened:
     """A function of trees as one of the flat leaves of some arguments.
 
@@ -161,6 +164,18 @@ class Flattened:
     def told(self, number: int) -> str:
         """Return what messages call a leaf."""
         return told_leaf(self.f, self.args, self.places, number)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What the leaves are called in the function, as in ``w['bias']``."""
+        known: list[inspect.Parameter] | None = None
+        with contextlib.suppress(ValueError, TypeError):
+            known = list(inspect.signature(self.f).parameters.values())
+        own = tuple([self.args[p] for p in self.places])
+        return [
+            argument_name(known, self.places[first]) + "".join(f"[{k!r}]" for k in rest)
+            for (first, *rest), _ in trees.leaves_with_path(own)
+        ]
 
     def __call__(self, *values: Any) -> list[Any]:
         """Call the function on leaves; return its flat results, then what is passed on."""

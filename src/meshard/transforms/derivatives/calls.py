@@ -8,10 +8,9 @@ and compute their bodies again on the way back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
-from meshard.algebra.spec import PartitionSpec
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import arange, zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
@@ -22,19 +21,19 @@ from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.flow.scans import scan
 from meshard.transforms.program.calls import (
     AlikeCall,
+    Around,
     ArrayCall,
     ConstraintCall,
     ForCall,
     MakeCall,
     NumberCall,
     ScanCall,
-    ShardMapCall,
     SwitchCall,
     WhileCall,
     WholeCall,
@@ -42,6 +41,7 @@ from meshard.transforms.program.calls import (
 from meshard.transforms.program.program import Call, Program, evaluate
 
 Flat = Callable[..., list[Any]]
+Moving = tuple[bool, ...]
 
 
 class CallRule:
@@ -51,8 +51,24 @@ class CallRule:
         """Return the derivative of a call."""
         raise NotImplementedError
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
-        """Run a call; return its results and what is kept for the way back."""
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
+        """Run a call; return its results and what is kept for its derivative.
+
+        Args:
+            call: the call.
+            values: its operands.
+            moving: which of them depend on the inputs.
+            forward: whether tangents are pushed later, rather than cotangents pulled.
+            names: what the operands are called; empty strings for those without a name.
+        """
+        return call.run(values), None
+
+    def forth(
+        self, call: Call, values: Values, tangents: Values
+    ) -> tuple[list[Any], list[Any] | None]:
+        """Run a call; return its results and their tangents, None if `push` finds these."""
         return call.run(values), None
 
 
@@ -84,9 +100,23 @@ def _rejoined(values: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
     return [next(rest) if differentiable(x) else x for x in values]
 
 
-def back_through(name: str, f: Flat, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Run a function and pull cotangents back; return those of arguments that can change."""
-    results, back = followed(name, f, values)
+def back_through(
+    name: str,
+    f: Flat,
+    values: Sequence[Any],
+    cotangents: Sequence[Any],
+    names: Sequence[str] = (),
+) -> list[Any]:
+    """Run a function again and pull cotangents back; return those of arguments that can change.
+
+    Args:
+        name: what messages call it.
+        f: the function.
+        values: its arguments.
+        cotangents: those of the results that can change.
+        names: what the arguments are called.
+    """
+    results, back = followed_again(name, f, values, names)
     given = _spread(cotangents, results)
     return _full(back(given), values)
 
@@ -162,29 +192,48 @@ class _Whole(Derivative):
         found: list[Any] = call(f"{self.call.name} ({name})", f, *operands)
         return found
 
-    def _function(self, *given: Any) -> list[Any]:
-        found = self.call.function(*given, **self.call.params)
-        return list(found) if self.call.several else [found]
-
     def push(self, site: Site, tangents: Values) -> list[Any]:
-        own, count = list(site.operands), len(site.operands)
-
-        def forth(*given: Any) -> list[Any]:
-            return forth_through(self.call.name, self._function, given[:count], given[count:])[1]
-
-        given = [as_array(x) for x in own]
+        given = [as_array(x) for x in site.operands]
+        forth = _Through(self.call, len(given), True)
         found = self._late("tangents", forth, *given, *_full(tangents, given))
         return _spread(found, site.results)
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-        count = len(site.operands)
-
-        def back(*given: Any) -> list[Any]:
-            return back_through(self.call.name, self._function, given[:count], given[count:])
-
         given = [as_array(x) for x in site.operands]
+        back = _Through(self.call, len(given), False, tuple(site.names))
         found = self._late("back", back, *given, *_full(cotangents, site.results))
         return _spread(found, given)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Through(Around):
+    """What pushes tangents through a function, or pulls cotangents back.
+
+    Attributes:
+        call: the function.
+        count: how many of the operands are its own.
+        forward: whether the others are tangents.
+        names: what its own are called.
+    """
+
+    call: WholeCall
+    count: int
+    forward: bool
+    names: tuple[str, ...] = ()
+
+    def of(self, call: WholeCall) -> Around:
+        return replace(self, call=call)
+
+    def __call__(self, *given: Any) -> list[Any]:
+        own, moved = given[: self.count], given[self.count :]
+
+        def flat(*values: Any) -> list[Any]:
+            return self.call.at_once(values)
+
+        if self.forward:
+            return forth_through(self.call.name, flat, own, moved)[1]
+        return back_through(self.call.name, flat, own, moved, self.names)
 
 
 @final
@@ -266,8 +315,18 @@ class _Turns:
         )
         return [*last, *results]
 
-    def back(self, carries: list[Any], cotangents: Values) -> list[Any]:
-        """Return the cotangents of what is captured, of the first carry and of the arrays."""
+    def back(self, carries: list[Any], cotangents: Values, names: Sequence[str]) -> list[Any]:
+        """Return the cotangents of what is captured, of the first carry and of the arrays.
+
+        Args:
+            carries: those that the turns began with.
+            cotangents: those of the last carry and of the results.
+            names: what is captured is called so, and the first carry and the arrays.
+        """
+        told = list(names)
+        told[len(self.captured) : len(self.captured) + len(self.carry)] = ["the carry"] * len(
+            self.carry
+        )
         count = len(_moving(self.carry))
         last, results = list(cotangents[:count]), list(cotangents[count:])
         totals = [zeros_like(x) for x in _moving(self.captured)]
@@ -276,7 +335,7 @@ class _Turns:
             own, g = state
             carry, given, g_y = x
             every = [*self.captured, *carry, *given]
-            found = back_through(self.name, self.flat, every, [*g, *g_y])
+            found = back_through(self.name, self.flat, every, [*g, *g_y], told)
             a, b = len(own), len(own) + len(g)
             return (_added(own, found[:a]), found[a:b]), found[b:]
 
@@ -310,7 +369,8 @@ class _Loop(Derivative):
         turns, carries = self.turns(site), site.params["kept"]
         if carries is None:  # it ran as it is: in a body whose operations are only followed
             carries = turns.saved()[2]
-        found = turns.back(carries, _full(cotangents, site.results))
+        given = _full(cotangents, site.results)
+        found = turns.back(carries, given, site.names[self.head :])
         return [None] * self.head + _spread(found, site.operands[self.head :])
 
 
@@ -330,7 +390,9 @@ class _Scans(CallRule):
 
         return _Turns(call.name, turn, captured, carry, xs, call.length, call.reverse)
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
         assert isinstance(call, ScanCall)
         last, results, carries = self._turns(call, values).saved()
         return [*last, *results], carries
@@ -356,7 +418,9 @@ class _Fors(CallRule):
             call.name, turn, captured, carry, [arange(lower, lower + length)], length, False
         )
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
         assert isinstance(call, ForCall)
         bounds = call.split_operands(values)[0]
         if not all(isinstance(x, int) for x in bounds):
@@ -454,9 +518,8 @@ class _Switch(Derivative):
 
         def make(flat: Flat, k: int) -> Flat:
             def branch(*given: Any) -> list[Any]:
-                return back_through(
-                    self.call.name, flat, given[: len(values)], given[len(values) :]
-                )
+                own, g = given[: len(values)], given[len(values) :]
+                return back_through(self.call.name, flat, own, g, site.names[1:])
 
             return branch
 
@@ -485,78 +548,9 @@ class _Switches(CallRule):
         return _Switch(call)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Mapped(Derivative):
-    """The derivative of a `shard_map`: one of more values, by the specs that there were."""
-
-    call: ShardMapCall
-
-    def _body(self, count: int) -> Flat:
-        """Return the body as a function of what it captures, too."""
-        return lambda *cells: evaluate(self.call.body, cells[:count], cells[count:])
-
-    def _specs(self, captured: Sequence[Any]) -> list[PartitionSpec]:
-        return [*[PartitionSpec()] * len(captured), *self.call.in_specs]
-
-    def push(self, site: Site, tangents: Values) -> list[Any]:
-        captured, _ = self.call.split_operands(site.operands)
-        ins, count = self._specs(captured), len(site.operands)
-        moves = _full(tangents, site.operands)
-        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
-        outs = [
-            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
-        ]
-        body = self._body(len(captured))
-
-        def forth(*cells: Any) -> list[Any]:
-            return forth_through(self.call.name, body, cells[:count], cells[count:])[1]
-
-        mapped = self.call.remapped((*ins, *own), outs, forth)
-        return _spread(mapped(*site.operands, *moves), site.results)
-
-    def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-        captured, _ = self.call.split_operands(site.operands)
-        ins, count = self._specs(captured), len(site.operands)
-        given = _full(cotangents, site.results)
-        own = [s for s, x in zip(ins, site.operands, strict=True) if differentiable(x)]
-        outs = [
-            s for s, y in zip(self.call.out_specs, site.results, strict=True) if differentiable(y)
-        ]
-        body = self._body(len(captured))
-
-        def back(*cells: Any) -> list[Any]:
-            results, pull = followed(self.call.name, body, cells[:count])
-            told = [
-                _once(g, y, s)
-                for g, y, s in zip(cells[count:], _moving(results), outs, strict=True)
-            ]
-            return _full(pull(_spread(told, results)), cells[:count])
-
-        mapped = self.call.remapped((*ins, *outs), own, back)
-        return _spread(mapped(*site.operands, *given), site.operands)
-
-
-def _once(g: Any, y: Any, spec: PartitionSpec) -> Any:
-    """Return a cotangent on the first device only along axes of which the spec takes only that."""
-    named = {a for dim in spec.axes(g.ndim) for a in dim}
-    rest = tuple(sorted(varying(y) - named))
-    if not rest:
-        return g
-    return bind("where", bind("equal", bind("axis_index", axes=rest), 0), g, 0)
-
-
-@final
-class _Maps(CallRule):
-    def of(self, call: Call) -> Derivative:
-        assert isinstance(call, ShardMapCall)
-        return _Mapped(call)
-
-
 CALLS.update(
     {
         AlikeCall: _Alike(),
-        ShardMapCall: _Maps(),
         ConstraintCall: _Constraint(),
         ArrayCall: _Number(),
         MakeCall: _Made(),

@@ -9,6 +9,7 @@ from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Values
 from meshard.ops.derivatives.shapes import dtype_of, varying
+from meshard.transforms.body.mapped_axes import MappedAxis, axis_index_over
 
 
 def _psum(site: Site, number: int, g: Values) -> Any:
@@ -18,6 +19,11 @@ def _psum(site: Site, number: int, g: Values) -> Any:
     # Where the operand is the same everywhere, the sum is a multiple of it.
     same = tuple([a for a in axes if a not in varying(site.x)])
     return o.psum(g[0], axes=same) if same else g[0]
+
+
+def _mapped(site: Site) -> tuple[Any, ...]:
+    """Return the axes that vmap has bound: along these each example has a result of its own."""
+    return tuple([a for a in site.params["axes"] if type(a) is MappedAxis])
 
 
 def _share(site: Site) -> Any:
@@ -34,6 +40,8 @@ def _to_chosen(site: Site, g: Values, wanted: Sequence[bool]) -> Sequence[Any]:
     (found,) = g
     if "groups" in site.params:  # each device of a group has a result of its own
         found = o.psum(found, **site.params)
+    elif _mapped(site):
+        found = o.psum(found, axes=_mapped(site))
     return [o.multiply(found, _share(site))]
 
 
@@ -67,8 +75,10 @@ def _permuted(site: Site, number: int, g: Values) -> Any:
 
 
 def _from_source(site: Site, number: int, g: Values) -> Any:
-    at = o.axis_index(axes=site.params["axes"])
-    return o.where(o.equal(at, site.params["source"]), g[0], 0)
+    at = axis_index_over(site.params["axes"])
+    mapped = _mapped(site)
+    found = o.psum(g[0], axes=mapped) if mapped else g[0]
+    return o.where(o.equal(at, site.params["source"]), found, 0)
 
 
 def _exchanged(site: Site, number: int, g: Values) -> Any:

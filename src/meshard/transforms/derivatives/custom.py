@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
-from meshard.algebra.arguments import described, function_of, names_of
-from meshard.errors import DerivativeError, DtypeError, ShapeError, TreeError
+from meshard.algebra.arguments import described, flag_of, function_of, names_of
+from meshard.errors import (
+    ArgumentError,
+    DerivativeError,
+    DtypeError,
+    ShapeError,
+    TreeError,
+    did_you_mean,
+)
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import Values, total
+from meshard.ops.lax.reduce import stop_gradient
 from meshard.runtime import trees
+from meshard.runtime.array.traced import Traced
+from meshard.runtime.callers import at_own_lines
 from meshard.transforms.derivatives.arguments import (
     float0_like,
     is_float0,
@@ -36,29 +47,28 @@ class _Args:
         name: the function's name.
         fixed: by their positions the arguments that are not differentiated.
         count: how many arguments there are.
-        kwargs: arguments by name, which are not differentiated.
         leaves: the leaves of the others.
         tree: their tree.
         out_tree: the tree of the results.
+        out_zeros: for each result that is not differentiable the cotangent that it has.
     """
 
     name: str
     fixed: dict[int, Any]
     count: int
-    kwargs: dict[str, Any]
     leaves: list[Any]
     tree: Any
     out_tree: Any = None
+    out_zeros: Sequence[Any] = ()
 
     @classmethod
-    def of(cls, name: str, args: tuple[Any, ...], kwargs: Any, numbers: Sequence[int]) -> _Args:
+    def of(cls, name: str, args: tuple[Any, ...], places: Collection[int]) -> _Args:
         """Take arguments apart."""
-        places = {n % len(args) for n in numbers} if args else set()
         fixed = {n: x for n, x in enumerate(args) if n in places}
         moving = tuple([x for n, x in enumerate(args) if n not in places])
         leaves, tree = trees.flatten(moving)
         values = [value_of(x, f"{name}: an argument") for x in leaves]
-        return cls(name, fixed, len(args), dict(kwargs), values, tree)
+        return cls(name, fixed, len(args), values, tree)
 
     def moving(self, values: Values) -> tuple[Any, ...]:
         """Return the arguments that are differentiated, made of leaves."""
@@ -73,7 +83,14 @@ class _Args:
     def flattened(self, found: Any, what: str) -> list[Any]:
         """Return the leaves of a result, whose tree is kept."""
         leaves, self.out_tree = trees.flatten(found)
-        return [strong(value_of(x, f"{what}: a result")) for x in leaves]
+        results = [strong(value_of(x, f"{what}: a result")) for x in leaves]
+        self.out_zeros = [None if differentiable(y) else float0_like(y) for y in results]
+        return results
+
+    def cotangents(self, found: Values) -> Any:
+        """Return the cotangents of the results as a tree of arrays."""
+        pairs = zip(found, self.out_zeros, strict=True)
+        return trees.unflatten(self.out_tree, [g if zero is None else zero for g, zero in pairs])
 
 
 class _Custom:
@@ -85,7 +102,46 @@ class _Custom:
         self._name = name_of(fun)
         empty = isinstance(nondiff, (tuple, list)) and not nondiff
         self._numbers = () if empty else numbers_of(nondiff, what)
-        self._fixed_names = frozenset(names_of(names, what, "nondiff_argnames"))
+        self._signature = _signature(fun)
+        self._numbers += tuple(
+            [self._place(n, what) for n in names_of(names, what, "nondiff_argnames")]
+        )
+
+    def _place(self, name: str, what: str) -> int:
+        """Return the position of an argument."""
+        known = list(self._signature.parameters) if self._signature else []
+        if name not in known:
+            raise ArgumentError(
+                f"{what}: nondiff_argnames names {name!r}, but {self._name} has no such argument"
+                f"{did_you_mean(name, known)}; its arguments are {', '.join(known) or 'unknown'}."
+            )
+        return known.index(name)
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return all arguments by position, defaults included.
+
+        Raises:
+            ArgumentError: if one is by name only.
+        """
+        if self._signature is None:
+            rest = kwargs
+        else:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"{self._name} has a derivative of its own, so that its arguments are put in "
+                    f"order before it is called: {error}. It takes {self._signature}."
+                ) from None
+            bound.apply_defaults()
+            args, rest = bound.args, bound.kwargs
+        if rest:
+            raise ArgumentError(
+                f"{self._name}: arguments by name only, such as {next(iter(rest))!r}, cannot be "
+                "passed to a function with a derivative of its own, whose rules take arguments by "
+                "position. Let it take them by position."
+            )
+        return args
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name}>"
@@ -97,15 +153,28 @@ class _Custom:
         """Call the function."""
         raise NotImplementedError
 
+    def _fix(self, number: int, x: Any) -> Any:
+        """Return an argument that is not differentiated."""
+        return stop_gradient(x)
+
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], rule: Any) -> Any:
-        own = _Args.of(self._name, args, kwargs, self._numbers)
+        every = self._positional(args, kwargs)
+        places = {n % len(every) for n in self._numbers if -len(every) <= n < len(every)}
+        every = tuple([self._fix(n, x) if n in places else x for n, x in enumerate(every)])
+        own = _Args.of(self._name, every, places)
 
         def flat(*values: Any) -> list[Any]:
-            found = self._f(*own.every(values), **own.kwargs)
-            return own.flattened(found, self._name)
+            return own.flattened(self._f(*own.every(values)), self._name)
 
-        found = kept_call(self._name, flat, functools.partial(rule, self, own), own.leaves)
+        found = kept_call(self._name, flat, functools.partial(rule, self, own), own.leaves, True)
         return trees.unflatten(own.out_tree, found)
+
+
+def _signature(f: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(f)
+    except (ValueError, TypeError):
+        return None
 
 
 class custom_jvp(_Custom):
@@ -146,6 +215,7 @@ class custom_jvp(_Custom):
                 of their tangents to a pair of the results and their tangents.
             symbolic_zeros: accepted as in JAX; zeros are always arrays.
         """
+        flag_of(symbolic_zeros, "defjvp", "symbolic_zeros")
         self._jvp = function_of(jvp, "defjvp", "jvp")
         return jvp
 
@@ -185,7 +255,7 @@ class _Forward:
                 f"{name} is a custom_jvp function without a rule for tangents. Give it one with "
                 f"@{name}.defjvp."
             )
-        count = len(self.call.program.captured)
+        count = self.call.captures
         given = list(values)[count:]
         moves = [
             float0_like(x) if not differentiable(x) else zeros_like(x) if t is None else t
@@ -217,7 +287,9 @@ class _Forward:
         """Return the results."""
         return self._rule(values, [None] * len(values))[0], ()
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Transpose the rule for tangents."""
         places = [i for i, x in enumerate(values) if differentiable(x)]
 
@@ -254,6 +326,20 @@ def _fits(t: Any, y: Any, name: str, what: str) -> Any:
     return made
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class CustomVJPPrimal:
+    """An argument as a rule with ``symbolic_zeros`` gets it.
+
+    Attributes:
+        value: the argument.
+        perturbed: whether it may change.
+    """
+
+    value: Any
+    perturbed: bool = True
+
+
 class custom_vjp(_Custom):
     """A function with a derivative of its own: how cotangents are pulled back through it.
 
@@ -282,6 +368,7 @@ class custom_vjp(_Custom):
         super().__init__(fun, nondiff_argnums, nondiff_argnames, "custom_vjp")
         self._fwd: Callable[..., Any] | None = None
         self._bwd: Callable[..., Any] | None = None
+        self._symbolic = False
 
     def defvjp(
         self,
@@ -297,11 +384,29 @@ class custom_vjp(_Custom):
                 for the way back.
             bwd: from the arguments that are not differentiated, what was kept and the cotangents of
                 the results to a tuple of the cotangents of the arguments; None for zero.
-            symbolic_zeros: accepted as in JAX; zeros are always arrays.
-            optimize_remat: accepted as in JAX.
+            symbolic_zeros: whether ``fwd`` gets each array as an object with the attributes
+                ``value`` and ``perturbed``, as in JAX. The latter is always True, and cotangents
+                that are zero are arrays.
+            optimize_remat: accepted as in JAX: what ``fwd`` does is simplified in any case.
         """
         self._fwd = function_of(fwd, "defvjp", "fwd")
         self._bwd = function_of(bwd, "defvjp", "bwd")
+        self._symbolic = flag_of(symbolic_zeros, "defvjp", "symbolic_zeros")
+        flag_of(optimize_remat, "defvjp", "optimize_remat")
+
+    def _told(self, values: Values) -> Values:
+        """Return arguments as ``fwd`` gets them."""
+        return [CustomVJPPrimal(x) for x in values] if self._symbolic else values
+
+    def _fix(self, number: int, x: Any) -> Any:
+        if any(isinstance(leaf, Traced) for leaf in trees.leaves(x)):
+            raise ArgumentError(
+                f"{self._name}: argument {number} is in nondiff_argnums, but its value is one that "
+                "is traced or followed. Only Python values and arrays of the code outside can be "
+                "passed there; let the function take it as an argument like others, and return "
+                "None for its cotangent."
+            )
+        return x
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
@@ -330,8 +435,8 @@ class _Backward:
                 f"{name} is a custom_vjp function without rules. Give it some with "
                 f"{name}.defvjp(fwd, bwd)."
             )
-        given = list(values)[len(self.call.program.captured) :]
-        found = self.owner._fwd(*own.every(given), **own.kwargs)
+        given = list(values)[self.call.captures :]
+        found = self.owner._fwd(*own.every(self.owner._told(given)))
         if not isinstance(found, (tuple, list)) or len(found) != 2:
             raise TreeError(
                 f"the rule fwd of {name} must return a pair, of the results and what is kept for "
@@ -339,14 +444,17 @@ class _Backward:
             )
         return own.flattened(found[0], name), found[1]
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return what the user's rule gives."""
         own, name = self.args, self.owner._name
-        count = len(self.call.program.captured)
+        count = self.call.captures
         given = list(values)[count:]
         fixed = [own.fixed[n] for n in sorted(own.fixed)]
         assert self.owner._bwd is not None
-        found = self.owner._bwd(*fixed, kept, trees.unflatten(own.out_tree, list(cotangents)))
+        with at_own_lines():
+            found = self.owner._bwd(*fixed, kept, own.cotangents(cotangents))
         moving = own.moving(given)
         if not isinstance(found, (tuple, list)) or len(found) != len(moving):
             raise TreeError(

@@ -12,7 +12,7 @@ from typing import Any, final
 from meshard.ops.derivatives.kinds import FLAT, Site
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
-from meshard.transforms.derivatives.rules import derivative_of
+from meshard.transforms.derivatives.rules import derivative_of, push_call
 from meshard.transforms.program.program import Call
 
 
@@ -54,12 +54,20 @@ class Forward(Level):
             self._tangents[id(handle)] = handle, tangent
         return handle
 
+    def run_call(
+        self, call: Call, values: Sequence[Any], handles: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and their tangents, if it gives them."""
+        return push_call(call, values, list(map(self.tangent, handles)))
+
     def follow(self, site: Site, call: Call | None, handles: Sequence[Any]) -> list[Any]:
         """Return the results with their tangents."""
         derivative = derivative_of(site, call)
         if derivative is FLAT or not any(map(differentiable, site.results)):
             return list(site.results)
-        tangents = derivative.push(site, [self.tangent(h) for h in handles])
+        tangents = None if call is None else site.params.get("kept")
+        if tangents is None:
+            tangents = derivative.push(site, [self.tangent(h) for h in handles])
         made = []
         for result, t in zip(site.results, tangents, strict=True):
             if t is None or not differentiable(result):

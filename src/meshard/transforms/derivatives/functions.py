@@ -8,14 +8,18 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
+import meshard.transforms.derivatives.each
+import meshard.transforms.derivatives.mapped  # noqa: F401  (they fill the tables of calls and rows)
 from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
 from meshard.runtime import trees
-from meshard.runtime.array.traced import Traced
+from meshard.runtime.callers import at_line
+from meshard.runtime.doors import interpreters
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.world import here
+from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.arguments import (
     Flattened,
     check_input,
@@ -31,8 +35,10 @@ from meshard.transforms.derivatives.arguments import (
 )
 from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.laid_out import laid_like
-from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.derivatives.levels import Level, differentiable
+from meshard.transforms.derivatives.reverse import followed, purpose_of, recorded
+from meshard.transforms.program.calls import ArrayCall
+from meshard.transforms.tracing.tracing import Tracing, unplaced_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,11 +159,13 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
         places = places_of(options.numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
         check_input(what, flat, options.holomorphic, options.allow_int)
-        results, back = followed(f"{what} of {flat.name!r}", flat, flat.leaves)
-        own, aux = flat.split(results)
+        run = recorded(f"{what} of {flat.name!r}", flat, flat.leaves, flat.names)
+        own, aux = flat.split(run.results)
         check_result(what, flat, own, options.holomorphic)
-        found = back([_one(own[0]), *[None] * (len(results) - 1)])
-        tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
+        with at_line("", purpose_of([flat.name])):
+            seed = _one(own[0])
+        found = run.pull([seed, *[None] * (len(run.results) - 1)], last=True)
+        tree = trees.unflatten(flat.tree, _cotangents(found, flat.leaves, flat.names))
         gradient = tree if options.several else tree[0]
         value = trees.unflatten(flat.out_tree, own)
         return ((value, aux) if has_aux else value), gradient
@@ -166,8 +174,16 @@ def _value_and_grad(fun: Callable[..., Any], options: GradOptions) -> Callable[.
 
 
 def _one(y: Any) -> Any:
-    """Return one as the cotangent of a number."""
-    return ones_like(y) if isinstance(y, Traced) else as_array(np.ones((), y.dtype))
+    """Return one as the cotangent of a number; it does not depend on the number."""
+    if isinstance(y, Grid):
+        return ones_like(y)
+    one = as_array(np.ones((), y.dtype))
+    beneath = [x for x in interpreters() if not isinstance(x, Level)]
+    if not beneath or not isinstance(beneath[-1], Tracing):
+        return one
+    # What is made of it is part of the program, rather than a large constant.
+    call, type_ = ArrayCall(y.dtype), unplaced_type(here(), one)
+    return beneath[-1].recorder.result(call.name, (), [1.0], [(type_, None)], call)[0]
 
 
 def _like(fun: Any, what: str) -> Callable[[F], F]:
@@ -181,16 +197,17 @@ def _like(fun: Any, what: str) -> Callable[[F], F]:
     return decorate
 
 
-def _cotangents(found: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def _cotangents(found: Sequence[Any], values: Sequence[Any], names: Sequence[str]) -> list[Any]:
     """Return cotangents laid out like the values; where there is none, zeros."""
     made: list[Any] = []
-    for g, x in zip(found, values, strict=True):
-        if not differentiable(x):
-            made.append(float0_like(x))
-        elif g is None:
-            made.append(zeros_like(strong(x)))
-        else:
-            made.append(laid_like(g, x))
+    for g, x, name in zip(found, values, names, strict=True):
+        with at_line("", purpose_of([name])):
+            if not differentiable(x):
+                made.append(float0_like(x))
+            elif g is None:
+                made.append(zeros_like(strong(x)))
+            else:
+                made.append(laid_like(g, x))
     return made
 
 
@@ -225,7 +242,7 @@ def vjp(
     has_aux = flag_of(has_aux, "vjp", "has_aux")
     _refuse_axes("vjp", reduce_axes)
     flat = Flattened.of("vjp", f, primals, {}, range(len(primals)), has_aux)
-    results, back = followed(f"vjp of {flat.name!r}", flat, flat.leaves)
+    results, back = followed(f"vjp of {flat.name!r}", flat, flat.leaves, flat.names)
     own, aux = flat.split(results)
     out_tree, rest = flat.out_tree, [None] * (len(results) - len(own))
     what = f"vjp of {flat.name!r}"
@@ -240,8 +257,8 @@ def vjp(
         leaves = check_tree(what, cotangents[0], out_tree, "cotangents")
         given = check_types(what, leaves, own, lambda i: f"result {i}", "cotangent")
         found = back([*given, *rest])
-        made: tuple[Any, ...] = trees.unflatten(flat.tree, _cotangents(found, flat.leaves))
-        return made
+        gradient = _cotangents(found, flat.leaves, flat.names)
+        return tuple(trees.unflatten(flat.tree, gradient))
 
     value = trees.unflatten(out_tree, own)
     return (value, pull, aux) if has_aux else (value, pull)

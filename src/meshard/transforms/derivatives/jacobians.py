@@ -161,14 +161,14 @@ def jacrev(
         places = places_of(numbers, len(args), what)
         flat = Flattened.of(what, f, args, kwargs, places, has_aux)
         check_input(what, flat, holomorphic, allow_int)
-        results, back = followed(what, flat, flat.leaves)
+        results, back = followed(what, flat, flat.leaves, flat.names)
         own, aux = flat.split(results)
         check_results(what, flat, own, holomorphic)
         rest = [None] * (len(results) - len(own))
         moving = [x for x in flat.leaves if differentiable(x)]
 
         def pull(*cotangents: Any) -> list[Any]:
-            found = _cotangents(back([*cotangents, *rest]), flat.leaves)
+            found = _cotangents(back([*cotangents, *rest]), flat.leaves, flat.names)
             return [g for g, x in zip(found, flat.leaves, strict=True) if differentiable(x)]
 
         rows = iter(vmap(pull)(*_basis(own))) if moving else iter(())
@@ -228,7 +228,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
         "linearize", f, primals, {}, range(len(primals)), flag_of(has_aux, "linearize", "has_aux")
     )
     what = f"linearize of {flat.name!r}"
-    run = recorded(what, flat, flat.leaves)
+    run = recorded(what, flat, flat.leaves, flat.names, forward=True)
     own, aux = flat.split(run.results)
     out_tree = flat.out_tree
 
@@ -287,7 +287,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
     given = trees.map(lambda kind: zeros(kind.shape, kind.dtype), kinds)
     flat = Flattened.of("linear_transpose", f, given, {}, range(len(primals)), False)
     what = f"linear_transpose of {flat.name!r}"
-    run = recorded(what, flat, flat.leaves)
+    run = recorded(what, flat, flat.leaves, flat.names)
     for node in run.tape:
         if not _is_linear(node):
             raise DerivativeError(
@@ -300,6 +300,6 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
     def pull(cotangents: Any) -> Any:
         leaves = check_tree(what, cotangents, flat.out_tree, "cotangents")
         given = check_types(what, leaves, own, lambda i: f"result {i}", "cotangent")
-        return trees.unflatten(flat.tree, _cotangents(run.pull(given), flat.leaves))
+        return trees.unflatten(flat.tree, _cotangents(run.pull(given), flat.leaves, flat.names))
 
     return pull

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Protocol, final
 
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Site, Values
@@ -24,12 +24,13 @@ from meshard.transforms.batching.programs import every, flat_of
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid
-from meshard.transforms.derivatives.calls import CallRule, _full, _spread, forth_through
-from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import followed
+from meshard.transforms.body.mapped_axes import Examples
+from meshard.transforms.derivatives.calls import CallRule, Moving, _full, _spread, forth_through
+from meshard.transforms.derivatives.levels import LevelRecorder, differentiable
+from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.program.calls import KeptCall
-from meshard.transforms.program.program import Call, Literal, evaluate
+from meshard.transforms.program.program import Call, Literal, Program, evaluate
 from meshard.transforms.tracing.tracing import recording, sub_program, unplaced_type
 
 Flat = Callable[..., list[Any]]
@@ -44,11 +45,21 @@ class Rule(Protocol):
     def begin(self, values: Values) -> tuple[list[Any], Any]:
         """Return the results, and what is kept for the way back."""
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
 
 
-def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]:
+class OfProgram:
+    """The base of rules that follow from a call's program, so that a mapped call has them too."""
+
+    __slots__ = ()
+
+
+def kept_call(
+    name: str, f: Flat, rule: Any, values: Sequence[Any], at_once: bool = False
+) -> list[Any]:
     """Call a function; where operations are written down or followed, as one call.
 
     Args:
@@ -56,26 +67,39 @@ def kept_call(name: str, f: Flat, rule: Any, values: Sequence[Any]) -> list[Any]
         f: the function, from flat values to flat values.
         rule: makes a `Rule` from a function that the call runs.
         values: the arguments.
+        at_once: whether the function sees values where operations are only followed.
     """
-    recorder, body = recording(), innermost()
-    inside = body if isinstance(body, Body) else None
+    recorder = recording()
     if recorder is None or not any(isinstance(x, Traced) for x in values):
         return f(*values)
-    given = [x if inside is None else inside.lift(x) for x in values]
-    given = [as_array(x) if type(x) in WEAK else x for x in given]
+    if at_once and isinstance(recorder, LevelRecorder) and recorder.level.body is None:
+        return recorder.level.called(FollowedCall(f, rule, name), values)
+    given = _operands(values)
     program, captured = sub_program(name, f, given)
-    count = len(captured)
-    call = KeptCall(program, rule, name)
-    operands = [*captured, *given]
-    if inside is not None:
-        kinds: list[Any] = [
-            inside.lift(x.value).kind if isinstance(x, Literal) else x.aval for x in program.outputs
-        ]
-        found: list[Any] = recorder.made(call, operands, [abstract_grid(inside, k) for k in kinds])
-        return found
-    like = _types(program)
-    assert count == len(program.captured)
-    return list(recorder.result(call.name, (), operands, like, call))
+    return run_kept(KeptCall(program, rule, name, run_kept), [*captured, *given])
+
+
+def run_kept(call: KeptCall, operands: Sequence[Any]) -> list[Any]:
+    """Run a call; where operations are written down or followed, as one call."""
+    recorder, body, program = recording(), innermost(), call.program
+    if recorder is None or not any(isinstance(x, Traced) for x in operands):
+        captured, own = call.split_operands(operands)
+        return evaluate(program, captured, own)
+    given = _operands(operands)
+    if not isinstance(body, Body):
+        return list(recorder.result(call.name, (), given, _types(program), call))
+    kinds: list[Any] = [
+        body.lift(x.value).kind if isinstance(x, Literal) else x.aval for x in program.outputs
+    ]
+    found: list[Any] = recorder.made(call, given, [abstract_grid(body, k) for k in kinds])
+    return found
+
+
+def _operands(values: Sequence[Any]) -> list[Any]:
+    """Return values as operands of a call: arrays, and in a body values of it."""
+    body = innermost()
+    given = [body.lift(x) if isinstance(body, Body) else x for x in values]
+    return [as_array(x) if type(x) in WEAK else x for x in given]
 
 
 def _types(program: Any) -> list[Any]:
@@ -91,8 +115,39 @@ def _types(program: Any) -> list[Any]:
 
 @final
 @dataclass(frozen=True, slots=True)
+class FollowedCall:
+    """A function that is kept together, for its derivative, and that runs when it is called.
+
+    Attributes:
+        f: the function, from flat values to flat values.
+        rule: from this call to what its derivative is.
+        name: what listings call it.
+    """
+
+    f: Flat
+    rule: Callable[[Any], Any]
+    name: str
+    captures: ClassVar[int] = 0
+
+    @property
+    def programs(self) -> Sequence[tuple[str, Program]]:
+        """None."""
+        return ()
+
+    @property
+    def details(self) -> Sequence[tuple[str, object]]:
+        """Nothing."""
+        return ()
+
+    def run(self, operands: Sequence[Any]) -> list[Any]:
+        """Run it."""
+        return kept_call(self.name, self.f, self.rule, operands, True)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class _Kept(Derivative):
-    call: KeptCall
+    call: KeptCall | FollowedCall
 
     def _rule(self) -> Rule:
         made: Rule = self.call.rule(self.call)
@@ -105,22 +160,24 @@ class _Kept(Derivative):
         kept = site.params["kept"]
         if kept is None:
             kept = self._rule().begin(site.operands)[1]
-        return self._rule().pull(site.operands, kept, cotangents)
+        return self._rule().pull(site.operands, kept, cotangents, site.names)
 
 
 @final
 class _Kepts(CallRule):
     def of(self, call: Call) -> Derivative:
-        assert isinstance(call, KeptCall)
+        assert isinstance(call, (KeptCall, FollowedCall))
         return _Kept(call)
 
-    def run(self, call: Call, values: Values) -> tuple[list[Any], Any]:
-        assert isinstance(call, KeptCall)
+    def run(
+        self, call: Call, values: Values, moving: Moving, forward: bool, names: Sequence[str]
+    ) -> tuple[list[Any], Any]:
+        assert isinstance(call, (KeptCall, FollowedCall))
         rule: Rule = call.rule(call)
         return rule.begin(values)
 
 
-CALLS[KeptCall] = _Kepts()
+CALLS[KeptCall] = CALLS[FollowedCall] = _Kepts()
 
 
 # computed again
@@ -128,7 +185,7 @@ CALLS[KeptCall] = _Kepts()
 
 @final
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(OfProgram):
     """A function whose values are not kept for the way back, but computed again there."""
 
     call: KeptCall
@@ -147,7 +204,9 @@ class Again:
         """Return the results; nothing is kept."""
         return self._flat(*values), ()
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Compute the values again, and go back through them."""
         recorder = recording()  # its numbers are the same in all processes
         number = 0 if recorder is None else next(recorder.numbers)
@@ -155,7 +214,7 @@ class Again:
             o.again(x, number=number) if isinstance(x, Traced) and differentiable(x) else x
             for x in values
         ]
-        _, back = followed(self.call.name, self._flat, fresh)
+        _, back = followed_again(self.call.name, self._flat, fresh, names)
         return back(cotangents)
 
 
@@ -175,11 +234,13 @@ class _MappedRule:
 
     rule: Rule
     flags: tuple[bool, ...]
-    size: int
+    size: Examples
 
     def _mapped(self, f: Callable[..., Any], *values: Any, shared: int) -> Any:
         axes = [0 if has else None for has in self.flags[:shared]]
-        return vmap(f, in_axes=(axes, *[0] * (len(values) - 1)), axis_size=self.size)(*values)
+        name = None if self.size.axis is None else self.size.axis.name
+        every_one = (axes, *[0] * (len(values) - 1))
+        return vmap(f, in_axes=every_one, axis_name=name, axis_size=self.size)(*values)
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""
@@ -206,11 +267,13 @@ class _MappedRule:
         )
         return list(found), kept
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
 
         def one(own: list[Any], saved: Any, g: list[Any]) -> list[Any]:
-            return _full(self.rule.pull(own, saved, g), own)
+            return _full(self.rule.pull(own, saved, g, names), own)
 
         found = self._mapped(one, list(values), kept, list(cotangents), shared=len(values))
         return [
@@ -222,9 +285,9 @@ class _MappedRule:
 def _batched(call: Any, operands: list[Any], flags: list[bool], size: int) -> Any:
     run = flat_of(call.program, size, flags)
     inner = call.rule(call)
-    rule = _MappedRule(inner, tuple(flags), size)
-    if isinstance(inner, Again):
-        found = kept_call(call.name, run, Again, operands)
+    rule = _MappedRule(inner, tuple(flags), size if isinstance(size, Examples) else Examples(size))
+    if isinstance(inner, OfProgram):
+        found = kept_call(call.name, run, call.rule, operands)
     else:
         found = kept_call(call.name, run, lambda made: _Beyond(rule, made), operands)
     return found, [True] * len(found)
@@ -239,7 +302,7 @@ class _Beyond:
     call: KeptCall
 
     def _own(self, values: Values) -> list[Any]:
-        return list(values)[len(self.call.program.captured) :]
+        return list(values)[self.call.captures :]
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""
@@ -249,9 +312,11 @@ class _Beyond:
         """Return the results, and what is kept."""
         return self.rule.begin(self._own(values))
 
-    def pull(self, values: Values, kept: Any, cotangents: Values) -> list[Any]:
+    def pull(
+        self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
+    ) -> list[Any]:
         """Return the cotangents of the arguments."""
-        found = self.rule.pull(self._own(values), kept, cotangents)
+        found = self.rule.pull(self._own(values), kept, cotangents, self._own(names))
         return [None] * (len(values) - len(found)) + found
 
 

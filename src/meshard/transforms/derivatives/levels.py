@@ -11,6 +11,7 @@ where values belong to their body, it is a grid that the level knows by identity
 from __future__ import annotations
 
 import contextlib
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -21,6 +22,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.derivatives.kinds import Site
 from meshard.ops.derivatives.shapes import is_differentiable
 from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -33,7 +35,7 @@ from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import ConstraintCall, WholeCall
 from meshard.transforms.program.program import Call, Program, evaluate
 from meshard.transforms.tracing.recorder import Recorder, Tracer
-from meshard.transforms.tracing.tracing import Following, recording_around
+from meshard.transforms.tracing.tracing import Following, Tracing, recording_around
 
 
 @final
@@ -55,7 +57,8 @@ class Dual(Tracer):
         self.tangent = tangent
 
     def _concrete(self, what: str) -> Block:
-        if self.recorder.closed:
+        assert isinstance(self.recorder, LevelRecorder)
+        if self.recorder.closed or self.recorder.level not in interpreters():
             raise ConcretizationError(self._stray())
         if isinstance(self.value, Traced):
             return self.value._concrete(what)
@@ -88,6 +91,13 @@ class Dual(Tracer):
         return self.value.sharding
 
     def _stray(self) -> str:
+        if not self.recorder.closed:
+            return (
+                f"{self._told()} is a value that {self.recorder.root.name} follows, and a function "
+                f"with a derivative of its own uses it at {user_line()} without taking it as an "
+                "argument, so that what becomes of it there would have no derivative. Pass it as "
+                "an argument, or meshard.lax.stop_gradient(x) where none is wanted."
+            )
         return (
             f"{self._told()} is a value that {self.recorder.root.name} followed, and that has "
             f"ended: it was kept, as in a global, an attribute or a list from outside. It is used "
@@ -106,9 +116,23 @@ class Dual(Tracer):
 class LevelRecorder(Recorder):
     """What code that writes operations down finds at a level: they are run and followed instead."""
 
+    follows = True
+
     def __init__(self, level: Level, name: str, parent: Recorder | None) -> None:
         super().__init__(name, parent)
-        self.level = level
+        self._level = weakref.ref(level)  # which has this: what it holds goes with it, at once
+
+    @property
+    def level(self) -> Level:
+        """The level, while it follows."""
+        found = self._level()
+        assert found is not None
+        return found
+
+    @property
+    def runs(self) -> bool:
+        """Whether the operations below run on arrays."""
+        return self.level.runs
 
     def result(
         self,
@@ -180,6 +204,16 @@ class Level(Following, ABC):
         return found if isinstance(found, Body) else None
 
     @property
+    def runs(self) -> bool:
+        """Whether the operations below run on arrays: at once, or for all examples of vmap."""
+        if self.body is not None:
+            return False
+        under = self.below[-1] if self.below else EAGER
+        if isinstance(under, Tracing):
+            return under.recorder.runs
+        return under is EAGER or (isinstance(under, Level) and under.runs)
+
+    @property
     def axis_sizes(self) -> Mapping[str, int]:  # type: ignore[override]
         """Those of the level below."""
         return self.below[-1].axis_sizes if self.below else {}
@@ -217,9 +251,17 @@ class Level(Following, ABC):
     def alias(self, fresh: Grid, old: Grid) -> None:
         """Know a value of a body under a second identity."""
 
-    def run_call(self, call: Call, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Run a call below; return its results and what is kept for the derivative."""
-        return call.run(values), None
+    @abstractmethod
+    def run_call(
+        self, call: Call, values: Sequence[Any], handles: Sequence[Any]
+    ) -> tuple[list[Any], Any]:
+        """Run a call below; return its results and what is kept for the derivative.
+
+        Args:
+            call: the call.
+            values: its operands.
+            handles: the operands as this level knows them.
+        """
 
     # values
 
@@ -265,7 +307,7 @@ class Level(Following, ABC):
         with self.outside():
             if not any(map(self.knows, operands)):
                 return call.run(values)
-            results, kept = self.run_call(call, values)
+            results, kept = self.run_call(call, values, operands)
             site = Site(call.name, {"kept": kept}, values, results, lambda *given: call.run(given))
             return self.follow(site, call, operands)
 
@@ -298,7 +340,7 @@ class Level(Following, ABC):
             finally:
                 body.recorder = before
         finally:
-            self.recorder.closed = True
+            self.recorder.close()
 
     # in bodies
 

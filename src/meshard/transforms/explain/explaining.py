@@ -172,6 +172,7 @@ def _step(number: int, item: Item, live: int, topology: Topology, names: Names) 
         sum(seconds_of([w], topology) for w in wires),
         live,
         item.step.runner(),
+        item.step.purpose,
     )
 
 

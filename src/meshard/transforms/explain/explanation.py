@@ -19,6 +19,7 @@ from meshard.plan.file.files import write_text
 from meshard.plan.file.json_values import fields
 from meshard.plan.show.page import Markup, element, wide
 from meshard.plan.show.pictured import Drawn
+from meshard.plan.show.record import PURPOSE, purpose_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import line_width
 from meshard.transforms.explain.reasons import Notice
@@ -90,6 +91,9 @@ class ExplainedStep:
         live_bytes: the memory in use while it runs, on the device that uses most.
         runner: who runs it, if a compiler was asked (`jit_compiler`): ``"LLVM"``, or NumPy and why,
             as in ``"NumPy: complex128 is computed by NumPy"``; else nothing.
+        purpose: what it is for, if it is part of a derivative: ``"gradient of w['in']"`` for an
+            argument, ``"gradient of tanh at model.py:12"`` for a value on the way, ``"computed
+            again"``; else nothing. Its line is then that of the operation whose derivative it is.
     """
 
     number: int
@@ -106,6 +110,7 @@ class ExplainedStep:
     seconds: float
     live_bytes: int
     runner: str = ""
+    purpose: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -287,14 +292,23 @@ class Explanation(Drawn):
     ) -> Table:
         """Return the table of steps; the brief one has sizes for bytes, and no memory."""
         loops = any(s.turns != 1 for s in self.steps)
+        purposes = any(s.purpose for s in self.steps)
         numbers = [*["turns"] * loops, "per device", "total", "time", *["memory"] * (not brief)]
         amount = size_text if brief else amount_text
         rows = [
-            (*_words(s), *[_turns(s)] * loops, *_amounts(s, amount), size_text(s.live_bytes))
+            (
+                *_words(s)[:2],
+                *[purpose_text(s.purpose)] * purposes,
+                *_words(s)[2:],
+                *[_turns(s)] * loops,
+                *_amounts(s, amount),
+                size_text(s.live_bytes),
+            )
             for s in steps
         ]
-        head = ("line", "step", "on one device", "layout", "moves", *numbers)
-        align = "<<<~~" + ">" * len(numbers)
+        more = [PURPOSE] * purposes
+        head = ("line", "step", *more, "on one device", "layout", "moves", *numbers)
+        align = "<<" + "~" * purposes + "<~~" + ">" * len(numbers)
         return Table(head, [r[: len(head)] for r in rows], align, notes, spare=_SPARE)
 
     def __str__(self) -> str:
@@ -364,7 +378,7 @@ def _bar(s: ExplainedStep) -> Bar:
     axes = ", ".join(dict.fromkeys(a for c in s.communications for a in c.axes))
     return Bar(
         s.number,
-        f"{s.name} at {short_line(s.line)}",
+        f"{s.name} at {short_line(s.line)}" + f", {s.purpose}" * bool(s.purpose),
         f"{kinds} over {axes}" if axes else kinds,
         s.counted * s.seconds,
         {d: n * s.counted for d, n in s.received.items()},

@@ -97,9 +97,12 @@ def _ids(sharding: Sharding) -> list[int]:
 
 def replicated(place: Sharding) -> Sharding:
     """Return a sharding by which each device of another holds the whole array."""
-    if place.num_devices == 1:
+    if isinstance(place, NamedSharding):
+        mesh = place.mesh
+    elif place.num_devices == 1:
         return place
-    mesh = place.mesh if isinstance(place, NamedSharding) else Mesh(list(place.device_order), "all")
+    else:
+        mesh = Mesh(list(place.device_order), "all")
     return NamedSharding(mesh, PartitionSpec(), memory_kind=place.memory_kind)
 
 

@@ -25,6 +25,7 @@ from typing import (
 
 import numpy as np
 
+import meshard.transforms.jit.mapped  # noqa: F401  (it says how jitted functions are mapped)
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import ambient_mesh
@@ -35,14 +36,14 @@ from meshard.plan.show.pictured import Pictured
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
-from meshard.runtime.doors import innermost
+from meshard.runtime.doors import beneath, innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import chosen_device, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
-from meshard.transforms.jit.nested import is_traced_here, result_of
+from meshard.transforms.jit.nested import following, is_followed, is_traced_here, result_of
 from meshard.transforms.jit.programs import Programs
 from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
@@ -358,6 +359,10 @@ class Jitted(Pictured, Generic[P, R]):
     def _inside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Be part of the function at hand, which is being transformed."""
         rest, named, statics = self._arguments.without_statics(args, kwargs)
+        level = following()
+        if level is not None and not is_followed(self._f, trees.leaves((rest, named))):
+            with beneath(level.below):
+                return self(*args, **kwargs)
         ins, outs = self._options.in_shardings, self._options.out_shardings
         if ins is not None:
             rest = self._constrained(rest, ins, "in_shardings")
@@ -365,7 +370,7 @@ class Jitted(Pictured, Generic[P, R]):
         if any(isinstance(x, ArrayHolder) for x in leaves):
             leaves = [x.to_array() if isinstance(x, ArrayHolder) else x for x in leaves]
             rest, named = trees.unflatten(tree, leaves)
-        if is_traced_here(leaves):
+        if level is not None or is_traced_here(leaves):
             found = self._copied(leaves, tree, statics)
         else:
             every, names = self._arguments.with_statics(rest, named, statics)

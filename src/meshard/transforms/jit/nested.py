@@ -26,6 +26,9 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.mapped_axes import mapped_axes
+from meshard.transforms.derivatives.levels import Level
+from meshard.transforms.jit.derived import jitted_call
 from meshard.transforms.jit.programs import Programs
 from meshard.transforms.program.program import Literal, Program
 from meshard.transforms.tracing.abstract import is_abstract
@@ -73,7 +76,7 @@ class Nested:
             and all(
                 recorder is not None and recorder.encloses(x.recorder)
                 for x in self.captured
-                if type(x) is Tracer
+                if isinstance(x, Tracer)
             )
         )
 
@@ -83,6 +86,17 @@ def is_traced_here(leaves: Sequence[Any]) -> bool:
     if not any(isinstance(x, Traced) for x in leaves):
         return False
     return is_abstract() or (recording() is not None and not current().layouts_known)
+
+
+def following() -> Level | None:
+    """Return the level that follows the code at hand, if its operations run at once."""
+    found = innermost()
+    return found if isinstance(found, Level) and found.runs else None
+
+
+def is_followed(f: Callable[..., Any], leaves: Sequence[Any]) -> bool:
+    """Whether a function works on values of the code at hand: its arguments, or around it."""
+    return any(isinstance(x, Traced) for x in (*leaves, *_closure(f)))
 
 
 def result_of(
@@ -104,6 +118,7 @@ def result_of(
         leaves: the flat arguments: arrays, values of the program, and Python numbers.
         origins: what each is, for messages.
     """
+    key = (*key, *mapped_axes().items())
     recorder, body = recording_around(), innermost()
     inside = body if isinstance(body, Body) else None
     kinds: list[Any] = []
@@ -126,6 +141,9 @@ def result_of(
     values = (*found.captured, *_variables(given, inside))
     if recorder is None or is_abstract():
         results = _types(found.program, values)
+    elif following() is not None or (inside is None and recorder.runs):
+        told = [x.removeprefix("the argument ") for x in origins]
+        results = jitted_call(found.program, name, told).run(values)
     else:
         results = recorder.copied(found.program, values)
     return trees.unflatten(found.tree, results)
@@ -264,4 +282,4 @@ def _held(own: Any) -> list[Any]:
 def _told_by(closure: Sequence[Any], captured: Sequence[Any]) -> bool:
     """Whether all values of a program that a function captures are in its own variables."""
     held = {id(x) for x in closure}
-    return all(type(x) is Array or (type(x) is Tracer and id(x) in held) for x in captured)
+    return all(type(x) is Array or (isinstance(x, Tracer) and id(x) in held) for x in captured)

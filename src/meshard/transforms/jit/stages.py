@@ -59,6 +59,7 @@ class ProgramEntry:
         trace: the traced function.
         kinds: the arguments' types, or Python's types of numbers.
         wrapper: what wraps each result; None if callers get Arrays.
+        like: for each result its type, where it is to have one; by default as the trace says.
 
     Attributes:
         executable: the program.
@@ -74,6 +75,7 @@ class ProgramEntry:
         trace: Trace,
         kinds: Sequence[Kind],
         wrapper: ResultWrapper | None,
+        like: Sequence[ArrayType | None] | None = None,
     ) -> None:
         self.trace = trace
         self.given: list[Kind] = []
@@ -97,20 +99,11 @@ class ProgramEntry:
         captured = [x._type for x in self.captured]
         self._donated = [i for i, d in enumerate(trace.donated) if d]
         first = len(captured)
-        outputs = trace.program.outputs
-        results: list[Kind | Sharding | None] = []
-        for number, wanted in enumerate(trace.out_shardings):
-            if wanted is not None:
-                aval = _type_of(outputs[number])
-                path = trace.out_tree.paths()[number]
-                told = f"result{''.join(f'[{k!r}]' for k in path)}"
-                placed_kind(world, trace.what, told, aval, wanted, False)
-            results.append(wanted)
         self.executable: Executable = lower(
             world,
             trace.program,
             [*captured, *self.given],
-            results,
+            _asked(world, trace) if like is None else like,
             [first + i for i in self._donated if isinstance(self.given[i], ArrayType)],
             None if place is None else replicated(place),
         )
@@ -134,6 +127,11 @@ class ProgramEntry:
 
     def __call__(self, world: RuntimeWorld, leaves: list[Any]) -> Any:
         """Return the results as a tree."""
+        found = self.flat(world, leaves)
+        return found[0] if self.out_tree is None else self.out_tree.unflatten(found)
+
+    def flat(self, world: RuntimeWorld, leaves: list[Any]) -> list[Any]:
+        """Return the results."""
         for number, sharding in self._moves:
             leaves[number] = placed(leaves[number], sharding, what=self.trace.what)
         for number in self._looked_at:
@@ -157,7 +155,7 @@ class ProgramEntry:
             found = list(map(self._wrapper, found))
         for x in donated:
             x._discard(f"donated to {self.trace.what}")
-        return found[0] if self.out_tree is None else self.out_tree.unflatten(found)
+        return found
 
     def _given_up(self, leaves: Sequence[Any]) -> list[Array]:
         arrays = [leaves[i] for i in self._donated if type(leaves[i]) is Array]
@@ -171,6 +169,17 @@ class ProgramEntry:
                     "once. Pass a copy of it, or do not donate it."
                 )
         return arrays
+
+
+def _asked(world: RuntimeWorld, trace: Trace) -> list[Sharding | None]:
+    """Return how the results are to be laid out, which is checked."""
+    for number, wanted in enumerate(trace.out_shardings):
+        if wanted is not None:
+            path = trace.out_tree.paths()[number]
+            told = f"result{''.join(f'[{k!r}]' for k in path)}"
+            aval = _type_of(trace.program.outputs[number])
+            placed_kind(world, trace.what, told, aval, wanted, False)
+    return list(trace.out_shardings)
 
 
 def _no_leaf(tree: optree.PyTreeSpec) -> optree.PyTreeSpec | None:

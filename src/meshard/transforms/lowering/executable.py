@@ -34,6 +34,9 @@ NamedPart = tuple[str, "Executable", int | None]
 """A program that a step runs: its name there, and how often it runs; None if that is not known."""
 
 
+_MOST = 3
+
+
 def nothing_around() -> tuple[()]:
     """Say that nothing moves around a step's parts."""
     return ()
@@ -63,6 +66,7 @@ class Step:
             the first turn runs it.
         runner: tells who runs it, if a compiler was asked: its name, or NumPy and why.
         on_cells: in a body, the same from cells to cells, as in `Executable.on_cells`.
+        purpose: what it is for, if it is part of a derivative.
     """
 
     name: str
@@ -80,6 +84,15 @@ class Step:
     once: bool = False
     runner: Callable[[], str] = str
     on_cells: Run | None = None
+    purpose: str = ""
+
+
+def purpose_of(eqns: Sequence[Eqn]) -> str:
+    """Return what some operations are for that run as one; nothing if not all have a purpose."""
+    found = list(dict.fromkeys([e.purpose for e in eqns]))
+    if "" in found:
+        return ""
+    return ", ".join(found) if len(found) < _MOST else f"{found[0]} and {len(found) - 1} more"
 
 
 def _keeping(step: Step, slots: Container[int]) -> Step:
@@ -252,7 +265,7 @@ class Executable:
 
     def _watched(self, step: Step, where: Any, given: Sequence[Any]) -> Any:
         """Run a step while a ledger or a profile is open."""
-        with at_line(step.line):
+        with at_line(step.line, step.purpose):
             return self._timed(step, where, given) if where.profiles else step.run(where, given)
 
     def _timed(self, step: Step, where: Any, given: Sequence[Any]) -> Any:

@@ -7,19 +7,24 @@ branches lowered for the layouts of their carries.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
+from meshard.ops.array.elementwise import AGAIN
+from meshard.ops.engine.cheapest import cheapest, cheapest_in_place
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
 from meshard.ops.engine.eager import runner
 from meshard.ops.fused.piecewise import Piecewise, piecewise
 from meshard.ops.fused.segment import FusedSegment
 from meshard.ops.fused.segment_compiled import runner_of
+from meshard.ops.row import Op
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
 from meshard.runtime.types import ArrayType
@@ -33,6 +38,7 @@ from meshard.transforms.lowering.executable import (
     Step,
     crossing,
     nothing_around,
+    purpose_of,
     turns,
 )
 from meshard.transforms.lowering.lowered_calls import lowered_call
@@ -46,6 +52,7 @@ from meshard.transforms.lowering.lowered_steps import (
 )
 from meshard.transforms.lowering.preferences import preferences
 from meshard.transforms.lowering.slots import Slots, last_uses
+from meshard.transforms.lowering.waiting_sums import WaitingSum, added, uses_of, waiting_sum
 from meshard.transforms.program.calls import (
     AlikeCall,
     ArrayCall,
@@ -67,14 +74,17 @@ from meshard.transforms.program.program import (
 )
 from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
-from meshard.tuning import PACKED_CELLS
+from meshard.tuning import LARGE, PACKED_CELLS
+
+Results = Sequence[Kind | Sharding | None] | None
+"""For each result the sharding that was asked for, or its whole type."""
 
 
 def lower(
     world: RuntimeWorld,
     program: Program,
     given: Sequence[Kind],
-    results: Sequence[Kind | Sharding | None] | None = None,
+    results: Results = None,
     donated: Sequence[int] | None = None,
     place: Sharding | None = None,
 ) -> Executable:
@@ -99,16 +109,31 @@ def lower(
         return best
     least = _moved(best)
     found = preferences(program, follow.kinds, results)
-    for preferred in (found, {}) if least else (found,):
-        if preferred or least:
-            other = _Lowering(world, program, given, donated, decisions, preferred).lowered(
-                results, place
-            )
-            cost = _moved(other)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and preferred):
-                best, least = other, cost
+    guides = [_Guide(found, cheapest)] if found else []
+    if least:
+        guides.append(_Guide(found, cheapest_in_place))
+    for guide in guides:
+        other = _Lowering(world, program, given, donated, decisions, guide)
+        lowered = other.lowered(results, place)
+        cost = _moved(lowered)
+        # What is split costs less work than what every device computes.
+        if cost < least or (cost == least and guide.choose is cheapest):
+            best, least = lowered, cost
     return best
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Guide:
+    """What leads a lowering that does not only follow the operands.
+
+    Attributes:
+        preferred: how values had better be laid out.
+        choose: chooses a way to run an operation, given what is preferred.
+    """
+
+    preferred: Mapping[Var, NamedSharding]
+    choose: Callable[..., Decision]
 
 
 def _moved(executable: Executable) -> int:
@@ -116,28 +141,12 @@ def _moved(executable: Executable) -> int:
     return sum(times * crossing(step) for step, times in turns(executable))
 
 
-def _ways(
-    preferred: Sequence[NamedSharding | None], arrays: Sequence[int]
-) -> Iterator[tuple[Sequence[NamedSharding | None], int | None]]:
-    """Yield the ways to run an operation besides that which follows its operands.
-
-    Args:
-        preferred: how its results had better be laid out.
-        arrays: its operands that are arrays, if something moves: each may lead where several are.
-
-    Yields:
-        How results had better be laid out, if that is followed, and the operand that leads.
-    """
-    known = any(p is not None for p in preferred)
-    if known:
-        yield preferred, None
-    if len(arrays) > 1:
-        yield from (((), i) for i in arrays)
-        if known:
-            yield from ((preferred, i) for i in arrays)
-
-
 _Decisions = dict[Any, Decision]
+
+
+def _size(x: Var) -> int:
+    assert isinstance(x.aval, ArrayType)
+    return math.prod(x.aval.shape) * x.aval.dtype.itemsize
 
 
 @final
@@ -158,6 +167,15 @@ class _Group:
         self.parts: tuple[NamedPart, ...] = ()
         self.runner: Callable[[], str] = str
 
+    @property
+    def purpose(self) -> str:
+        """What the operations are for."""
+        return purpose_of(self.eqns)
+
+    def clear(self) -> None:
+        """Let nothing be done here."""
+        self.eqns, self.inputs, self.outputs, self.wires = [], [], [], ()
+
     def settle(self) -> None:
         """Let an operation on few small cells that has stayed alone run as it does by itself."""
         if self.segment is None or self.decision is None or len(self.eqns) > 1:
@@ -177,11 +195,11 @@ class _Lowering:
         given: Sequence[Kind],
         donated: Sequence[int] | None,
         decisions: _Decisions,
-        preferred: Mapping[Var, NamedSharding] | None = None,
+        guide: _Guide | None = None,
     ) -> None:
         self.world = world
         self.may_gain = False
-        self._preferred = preferred
+        self._guide = guide
         self._decisions = decisions
         self.program = program
         self.given = tuple(given)
@@ -194,22 +212,29 @@ class _Lowering:
         self._groups: list[_Group] = []
         self._level: dict[Var, int] = {}
         self._elsewhere: dict[tuple[Var, ArrayType], Var] = {}
+        self._fence = -1
+        self._waiting: dict[Var, WaitingSum] = {}
+        self._uses = uses_of(program)
+        self._readers: dict[Var, list[Eqn]] = {}
+        for eqn in program.eqns:
+            for x in eqn.inputs:
+                if isinstance(x, Var):
+                    self._readers.setdefault(x, []).append(eqn)
 
     def kind(self, atom: Atom) -> Kind:
         """Return what an operand is."""
         return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
 
-    def lowered(
-        self, results: Sequence[Kind | Sharding | None] | None, place: Sharding | None
-    ) -> Executable:
+    def lowered(self, results: Results, place: Sharding | None) -> Executable:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
-                self._row(eqn)
+                if not self._sum(eqn):
+                    self._row(eqn)
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, AlikeCall):
-                self._alike(eqn)
+                self._alike(eqn, results)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
             elif isinstance(eqn.call, NumberCall):
@@ -247,6 +272,22 @@ class _Lowering:
                 return
         self._single(eqn, runner(decision), decision, made)
 
+    def _sum(self, eqn: Eqn) -> bool:
+        """Add a step for a sum of what was to be combined one by one; it replaces these steps."""
+        waiting = added(eqn, self._waiting, self._uses)
+        if waiting is None:
+            return False
+        for x in eqn.inputs:
+            assert isinstance(x, Var)
+            self._groups[self._level[x]].clear()
+        group = _Group(waiting.runner)
+        group.wires = waiting.wires
+        self._add(group, eqn, waiting.decisions[0].outputs)
+        group.name, group.line = waiting.name, waiting.eqns[0].line
+        group.eqns, group.inputs = list(waiting.eqns), list(waiting.inputs)
+        self._waiting[eqn.outputs[0]] = waiting
+        return True
+
     def _made(self, eqn: Eqn, kinds: Sequence[Kind], made: Sequence[bool]) -> list[Kind]:
         """Return what operands are, some of which are made arrays."""
         return [
@@ -261,18 +302,12 @@ class _Lowering:
             return best
         if len(best.outputs) == 1 and isinstance(best.outputs[0].sharding, NamedSharding):
             self.may_gain = True
-        if self._preferred is None:
+        guide = self._guide
+        if guide is None:
             return best
-        preferred = [self._preferred.get(v) for v in eqn.outputs]
+        preferred = [guide.preferred.get(v) for v in eqn.outputs]
         arrays = [i for i, k in enumerate(kinds) if isinstance(k, ArrayType)]
-        least = self._bytes(best, preferred)
-        for followed, leading in _ways(preferred, arrays if best.wires else ()):
-            decision = self._way(eqn, kinds, followed, leading)
-            cost = self._bytes(decision, preferred)
-            # What is split costs less work than what every device computes.
-            if cost < least or (cost == least and followed):
-                best, least = decision, cost
-        return best
+        return guide.choose(self.world, partial(self._way, eqn, kinds), preferred, arrays)
 
     def _way(
         self,
@@ -302,10 +337,11 @@ class _Lowering:
         scattered = decision.combination is not None and decision.combination.scatter is not None
         preferred = [o.sharding if scattered else None for o in decision.outputs]
         now = self._way(eqn, after, preferred)
-        assert isinstance(now, KernelDecision)
+        if not isinstance(now, KernelDecision):
+            return eqn, decision
         if any(now.moves) or now.outputs != decision.outputs:
             return eqn, decision
-        return Eqn(eqn.name, eqn.params, tuple(inputs), eqn.outputs, eqn.line), now
+        return replace(eqn, inputs=tuple(inputs)), now
 
     def _once(self, eqn: Eqn, x: Var, target: ArrayType) -> Var:
         """Return an operand in another layout, moved there once."""
@@ -313,20 +349,9 @@ class _Lowering:
         if key not in self._elsewhere:
             output = self._elsewhere[key] = Var(x.aval)
             call = ConstraintCall(target.sharding)
-            self._placed(
-                Eqn(call.name, (), (x,), (output,), eqn.line, call), x, output, target, eqn.name
-            )
+            moved = Eqn(call.name, (), (x,), (output,), eqn.line, call, eqn.purpose)
+            self._placed(moved, x, output, target, eqn.name)
         return self._elsewhere[key]
-
-    def _bytes(self, decision: Decision, preferred: Sequence[NamedSharding | None]) -> int:
-        """Return the bytes that an operation moves, and its results' way to where they go."""
-        wires = list(decision.wires)
-        for kind, sharding in zip(decision.outputs, preferred, strict=True):
-            if sharding is not None and sharding != kind.sharding:
-                target = self.world.type_of(kind.shape, kind.dtype, sharding, True)
-                if not kind.unplaced and target.layout != kind.layout:
-                    wires += wires_between(self.world, kind, target)
-        return sum(w.total for w in wires)
 
     def _array_of(self, atom: Atom, kind: Kind) -> ArrayType:
         if isinstance(kind, ArrayType):
@@ -343,11 +368,17 @@ class _Lowering:
     ) -> None:
         """Add a step of one operation, some of whose operands are made arrays first."""
         weak = [v.weak for v in eqn.outputs]
-        if any(made) or any(w is not None for w in weak):
+        plain = not any(made) and not any(w is not None for w in weak)
+        waiting = waiting_sum(eqn, decision) if plain else None
+        if waiting is not None:
+            self._waiting[eqn.outputs[0]] = waiting
+        if not plain:
             run = partial(converted, run, tuple(made), tuple(w is not None for w in weak))
         group = _Group(run)
         group.wires = decision.wires
         self._add(group, eqn, decision.outputs)
+        if isinstance(decision.row, Op) and decision.row.style != "view":
+            self._fence = len(self._groups) - 1
 
     def _add(self, group: _Group, eqn: Eqn, outputs: Sequence[Kind]) -> None:
         group.eqns.append(eqn)
@@ -368,7 +399,11 @@ class _Lowering:
             return False
         names = [x if isinstance(x, Var) else None for x in eqn.inputs]
         numbers = [x.value if isinstance(x, Literal) else None for x in eqn.inputs]
-        level = self._level_of_segment(part, names)
+        # What is computed again is so where the way back needs it, not as soon as it could be.
+        earliest = len(self._groups) - 1 if eqn.name == AGAIN else 0
+        if self._waits(eqn):
+            earliest = self._fence + 1
+        level = self._level_of_segment(part, names, earliest)
         if level == len(self._groups):
             self._groups.append(_Group(None, FusedSegment(part)))
             self._groups[level].decision = decision
@@ -380,11 +415,27 @@ class _Lowering:
         self._set(eqn.outputs[0], part.output, level)
         return True
 
-    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None]) -> int:
+    def _waits(self, eqn: Eqn) -> bool:
+        """Whether less is kept, until a result is read, if it is computed late.
+
+        That is so where it is large and its operands are kept for others, as for slopes on the way
+        back: then it does not join what ran before the last product, or sum between devices.
+        """
+        size = _size(eqn.outputs[0])
+        read = {x for x in eqn.inputs if isinstance(x, Var)}
+        return size >= LARGE and size > sum(_size(x) for x in read if self._ends_with(x, eqn))
+
+    def _ends_with(self, x: Var, eqn: Eqn) -> bool:
+        """Whether an operation is the only reader of a value but for those that run with it."""
+        level = self._level.get(x)
+        others = [v for e in self._readers[x] if e is not eqn for v in e.outputs]
+        return level is not None and all(self._level.get(v) == level for v in others)
+
+    def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:
         """Return where the first segment is that an operation can join; the end if none is."""
         reads = [x for x in names if x is not None]
         first = max((self._level.get(x, -1) for x in reads), default=-1)
-        for level in range(max(first, 0), len(self._groups)):
+        for level in range(max(first, earliest, 0), len(self._groups)):
             segment = self._groups[level].segment
             if segment is None or not segment.accepts(part, names):
                 continue
@@ -397,12 +448,21 @@ class _Lowering:
         (x,) = eqn.inputs
         self._placed(eqn, x, eqn.outputs[0], self._laid_out(x, call.sharding))
 
-    def _alike(self, eqn: Eqn) -> None:
+    def _alike(self, eqn: Eqn, results: Results) -> None:
         x, like = eqn.inputs
-        kind, wanted = self._array_of(x, self.kind(x)), self.kind(like)
-        if isinstance(wanted, ArrayType) and isinstance(wanted.sharding, NamedSharding):
-            kind = self.world.type_of(kind.shape, kind.dtype, wanted.sharding, True)
-        self._placed(eqn, x, eqn.outputs[0], kind)
+        (output,) = eqn.outputs
+        kind, other = self._array_of(x, self.kind(x)), self.kind(like)
+        wanted: Sharding | None = other.sharding if isinstance(other, ArrayType) else None
+        if self._guide is not None and not self._returned_as_it_is(output, results):
+            wanted = self._guide.preferred.get(output, wanted)  # nobody sees how it is laid out
+        if isinstance(wanted, NamedSharding):
+            kind = self.world.type_of(kind.shape, kind.dtype, wanted, True)
+        self._placed(eqn, x, output, kind)
+
+    def _returned_as_it_is(self, x: Var, results: Results) -> bool:
+        """Whether a value is a result that has the layout that it would have outside."""
+        asked = zip(self.program.outputs, results or repeat(None), strict=False)
+        return any(r is None for y, r in asked if y is x)
 
     def _laid_out(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
@@ -425,17 +485,14 @@ class _Lowering:
         group = _Group(partial(as_number_array, call.dtype))
         self._add(group, eqn, (kind,))
 
-    def _make(
-        self, eqn: Eqn, call: MakeCall, results: Sequence[Kind | Sharding | None] | None
-    ) -> None:
+    def _make(self, eqn: Eqn, call: MakeCall, results: Results) -> None:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
-        preferred = None if call.asked or not self._preferred else self._preferred.get(output)
+        guide = self._guide
+        preferred = None if call.asked or guide is None else guide.preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
-        returned = zip(self.program.outputs, results or repeat(None), strict=False)
-        # What is returned as it comes has the layout that it would have outside.
-        if preferred is not None and all(r is not None for x, r in returned if x is output):
+        if preferred is not None and not self._returned_as_it_is(output, results):
             devices = set(preferred.device_order)
             if all(set(s.device_order) == devices for s in self._committed()):
                 kind = self.world.type_of(kind.shape, kind.dtype, preferred, True)
@@ -473,9 +530,11 @@ class _Lowering:
         if self.kind(atom) is kind:
             return atom
         output = Var(atom.aval if isinstance(atom, Var) else kind)
-        line = self._groups[self._level[atom]].line if atom in self._level else ""
+        made = self._groups[self._level[atom]] if atom in self._level else None
+        line, purpose = ("", "") if made is None else (made.line, made.purpose)
         call = ConstraintCall(kind.sharding)
-        self._placed(Eqn(call.name, (), (atom,), (output,), line, call), atom, output, kind)
+        eqn = Eqn(call.name, (), (atom,), (output,), line, call, purpose)
+        self._placed(eqn, atom, output, kind)
         return output
 
     # slots
@@ -491,6 +550,7 @@ class _Lowering:
         steps = [
             self._step(level, group, own, last, slots)
             for level, (group, own) in enumerate(zip(self._groups, reads, strict=True))
+            if group.eqns
         ]
         results = slots.all_of(outputs)
         return Executable(
@@ -522,6 +582,7 @@ class _Lowering:
         return Step(
             name=group.name,
             line=group.line,
+            purpose=group.purpose,
             inputs=tuple(map(self.kind, reads)),
             outputs=tuple([self.kinds[x] for x in group.outputs]),
             reads=slots.all_of(reads),
@@ -560,7 +621,7 @@ class _Lowering:
         own = self.program
         eqns = [eqn for group in self._groups for eqn in group.eqns]
         notes, parts = {}, {}
-        for group in self._groups:
+        for group in filter(lambda g: g.eqns, self._groups):
             notes[id(group.eqns[-1])] = crossing_text(group.wires)
             if group.parts:
                 parts[id(group.eqns[-1])] = [(n, p.listed()) for n, p, _ in group.parts]

@@ -31,7 +31,7 @@ from meshard.transforms.lowering.body_steps import (
     one_or_all,
     row_step,
 )
-from meshard.transforms.lowering.executable import Executable, Step
+from meshard.transforms.lowering.executable import Executable, Step, purpose_of
 from meshard.transforms.lowering.regions import RegionCall, region_step, with_regions
 from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import (
@@ -94,6 +94,7 @@ def lower_program(
                 parts=does.parts,
                 runner=does.runner,
                 on_cells=does.on_cells,
+                purpose=purpose_of(eqns),
             )
         )
     results = [x.value if isinstance(x, Literal) else values[x] for x in program.outputs]

@@ -336,7 +336,7 @@ def _whole(
     """Lower a function that is called when the program runs, or followed now."""
     given = [_array_type(k) for k in _arrays(world, kinds)]
     if not call.values:
-        with at_line(eqn.line):
+        with at_line(eqn.line, eqn.purpose):
             program, captured, _ = traced(
                 call.name,
                 lambda *operands: (call.run(operands), None),

@@ -135,7 +135,7 @@ _LOOPS = (ForCall, ScanCall, WhileCall)
 
 
 def _gathered_into_calls(program: Program, compiler: Compiler) -> Program:
-    eqns = [_inside(e, compiler) for e in program.eqns]
+    eqns = _early([_inside(e, compiler) for e in program.eqns], compiler)
     work = [_work(e, compiler) for e in eqns]
     groups = _gathered(eqns, work)
     read = _readers([[x for n in g for x in eqns[n].inputs] for g in groups] + [program.outputs])
@@ -149,6 +149,24 @@ def _gathered_into_calls(program: Program, compiler: Compiler) -> Program:
         outputs = [v for e in run for v in e.outputs if read[v] - {place}]
         found.append(_region(run, own, outputs, compiler))
     return Program(program.captured, program.inputs, tuple(found), program.outputs, program.name)
+
+
+def _early(eqns: Sequence[Eqn], compiler: Compiler) -> list[Eqn]:
+    """Return operations with the collectives as early as their operands allow, in their order.
+
+    Then what adds up the results of several is one region, as the way back of a halo exchange does.
+    """
+    place: dict[Var, int] = {}
+    order: list[tuple[int, bool]] = []
+    before = -1
+    for number, eqn in enumerate(eqns):
+        at, moves = number, eqn.call is None and _work(eqn, compiler) is None
+        if moves:
+            own = [place.get(x, -1) for x in eqn.inputs if isinstance(x, Var)]
+            at = before = max([*own, before])
+        order.append((at, moves))
+        place |= dict.fromkeys(eqn.outputs, at)
+    return [eqns[i] for i in sorted(range(len(eqns)), key=lambda i: (*order[i], i))]
 
 
 def _readers(reads: Sequence[Sequence[Atom]]) -> defaultdict[Var, set[int]]:

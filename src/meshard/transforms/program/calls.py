@@ -5,6 +5,7 @@ Each can be run under any interpreter, by the function of the public surface tha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -178,6 +179,11 @@ class WholeCall:
         """What else it is called with."""
         return tuple(self.params.items())
 
+    def at_once(self, operands: Sequence[Any]) -> list[Any]:
+        """Call the function, and return its results."""
+        found = self.function(*operands, **self.params)
+        return list(found) if self.several else [found]
+
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Return the results."""
         given = [as_array(x) for x in operands]
@@ -185,6 +191,24 @@ class WholeCall:
         call = interpreter.at_run_time if self.values else interpreter.when_laid_out
         found = call(self.name, self.function, given, self.params)
         return list(found) if self.several else [found]
+
+
+class Around(ABC):
+    """A function that a `WholeCall` is put off for, and that does something with another one.
+
+    Attributes:
+        call: that one.
+    """
+
+    call: WholeCall
+
+    @abstractmethod
+    def of(self, call: WholeCall) -> Around:
+        """Return what does the same with another one."""
+
+    @abstractmethod
+    def __call__(self, *operands: Any) -> Any:
+        """Return a list of results."""
 
 
 @final
@@ -423,11 +447,18 @@ class KeptCall:
         program: what it does.
         rule: from this call to what its derivative is.
         name: what listings call it.
+        again: runs it, as one call where operations are written down or followed.
     """
 
     program: Program
     rule: Callable[[Any], Any]
     name: str
+    again: Callable[[KeptCall, Sequence[Any]], list[Any]]
+
+    @property
+    def captures(self) -> int:
+        """How many values it captures."""
+        return len(self.program.captured)
 
     @property
     def programs(self) -> Sequence[tuple[str, Program]]:
@@ -445,13 +476,19 @@ class KeptCall:
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Run it."""
-        captured, given = self.split_operands(operands)
-        return evaluate(self.program, captured, given)
+        return self.again(self, operands)
+
+
+def _is_stop(eqn: Eqn) -> bool:
+    return eqn.call is None and eqn.name == "stop_gradient" and isinstance(eqn.inputs[0], Var)
 
 
 def opened(program: Program) -> Program:
-    """Return a program in which calls that keep a function together are what that does."""
-    if not any(isinstance(e.call, KeptCall) for e in program.eqns):
+    """Return a program in which what only derivatives look at is gone.
+
+    Calls that keep a function together are what that does, and a stopped gradient is the value.
+    """
+    if not any(isinstance(e.call, KeptCall) or _is_stop(e) for e in program.eqns):
         return program
     known: dict[Var, Atom] = {}
     eqns: list[Eqn] = []
@@ -461,6 +498,9 @@ def opened(program: Program) -> Program:
 
     for eqn in program.eqns:
         inputs = tuple(map(now, eqn.inputs))
+        if _is_stop(eqn):
+            known[eqn.outputs[0]] = inputs[0]
+            continue
         if not isinstance(eqn.call, KeptCall):
             eqns.append(replace(eqn, inputs=inputs))
             continue

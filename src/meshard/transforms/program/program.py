@@ -21,7 +21,7 @@ from meshard.errors import MeshardError
 from meshard.ops.engine.infer import Weak
 from meshard.plan.move.wires import Wire
 from meshard.runtime.callers import at_line
-from meshard.runtime.doors import Params, beneath, bind
+from meshard.runtime.doors import Params, beneath, bind, interpreters
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.scope import GridKind
@@ -97,6 +97,7 @@ class Eqn:
         outputs: what it sets.
         line: where in the user's program it was written, as ``file:line``.
         call: what to do instead of binding the name; None for a row.
+        purpose: what it is for, if it is part of a derivative, as in ``"gradient of w"``.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Eqn:
     outputs: tuple[Var, ...]
     line: str
     call: Call | None = None
+    purpose: str = ""
 
 
 @final
@@ -118,6 +120,7 @@ class Program:
         eqns: the operations, in order.
         outputs: the results.
         name: what it is called in listings.
+        made: what was made of it, by whoever made it: it goes with the program.
     """
 
     captured: tuple[Var, ...]
@@ -125,7 +128,7 @@ class Program:
     eqns: tuple[Eqn, ...]
     outputs: tuple[Atom, ...]
     name: str = "program"
-    _checked: bool = field(default=False, compare=False, repr=False)
+    made: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @cached_property
     def numbers(self) -> dict[Var, int]:
@@ -202,10 +205,10 @@ def evaluate(
     first = len(program.captured)
     values[:first] = captured
     values[first : first + len(program.inputs)] = given
-    told = at_line if here().ledgers else _untold
+    told = at_line if here().ledgers or interpreters() else _untold
     for eqn, sources, targets in program.steps:
         operands = [x.value if type(x) is Literal else values[x] for x in sources]
-        with told(eqn.line):
+        with told(eqn.line, eqn.purpose):
             if eqn.call is not None:
                 results: Sequence[Any] = eqn.call.run(operands)
             elif is_of_numbers(eqn, operands):
@@ -235,7 +238,7 @@ def number_of(eqn: Eqn, operands: Sequence[Any]) -> Any:
         return bind(eqn.name, *operands, **dict(eqn.params)).item()
 
 
-def _untold(line: str) -> contextlib.AbstractContextManager[None]:
+def _untold(line: str, purpose: str) -> contextlib.AbstractContextManager[None]:
     return _NOTHING
 
 
@@ -347,7 +350,7 @@ def _lines(listed: Listed, name: Callable[[Var], str], indent: str) -> list[str]
     for eqn in program.eqns:
         left = ", ".join(map(typed, eqn.outputs))
         note = listed.notes.get(id(eqn))
-        where = short_line(eqn.line) + (f"; {note}" if note else "")
+        where = "; ".join([t for t in (short_line(eqn.line), eqn.purpose, note) if t])
         rows.append((f"{indent}    {left} = {_told(eqn, read)}", where))
     width = min(_WIDEST, max((len(text) for text, _ in rows), default=0))
     for eqn, (text, where) in zip(program.eqns, rows, strict=True):

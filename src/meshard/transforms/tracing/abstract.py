@@ -16,13 +16,22 @@ from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreting
-from meshard.runtime.moving.place import as_array
+from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
-from meshard.transforms.body.body import Body
+from meshard.transforms.body.body import COLLECTIVES, Body
 from meshard.transforms.body.branches import abstract_grid, empty_mask, local_type
 from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.mapped_axes import result_of
+
+
+def written_type(name: str, operands: Sequence[Any], params: Params) -> ArrayType:
+    """Return the type of what a collective over axes that `vmap` has bound gives."""
+    x = operands[0] if operands else as_array(0)
+    shape, dtype = result_of(name, x.shape, x.dtype, dict(params), {})
+    world = here()
+    return world.type_of(shape, dtype, home(world), False)
 
 
 @final
@@ -33,6 +42,8 @@ class _Abstract(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Return the result's type as a value without data."""
+        if name in COLLECTIVES:
+            return AbstractArray(written_type(name, [as_array(x) for x in operands], params))
         types: list[tuple[ArrayType | type, Weak]] = []
         for x in operands:
             if type(x) in WEAK:

@@ -79,6 +79,20 @@ def _positional(parameters: Sequence[inspect.Parameter]) -> list[inspect.Paramet
     return [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
+def argument_name(parameters: Sequence[inspect.Parameter] | None, number: int) -> str:
+    """Return what an argument by position is called in a function, as in ``x`` or ``args[2]``.
+
+    Args:
+        parameters: those of the function; None if it does not tell them.
+        number: the argument's position.
+    """
+    placed = _positional(parameters or ())
+    if number < len(placed):
+        return placed[number].name
+    more = [p for p in parameters or () if p.kind == p.VAR_POSITIONAL]
+    return f"{more[0].name}[{number - len(placed)}]" if more else f"args[{number}]"
+
+
 def _inferred(
     placed: Sequence[inspect.Parameter], numbers: frozenset[int], names: frozenset[str]
 ) -> tuple[frozenset[int], frozenset[str]]:
@@ -239,11 +253,4 @@ class Arguments:
         for static, _ in statics.placed if statics is not None else ():
             if static <= first:
                 first += 1
-        if self._parameters is not None:
-            placed = _positional(self._parameters)
-            if first < len(placed):
-                return f"{placed[first].name}{tail}"
-            more = [p for p in self._parameters if p.kind == p.VAR_POSITIONAL]
-            if more:
-                return f"{more[0].name}[{first - len(placed)}]{tail}"
-        return f"args[{first}]{tail}"
+        return argument_name(self._parameters, first) + tail

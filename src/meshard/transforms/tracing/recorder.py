@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshard.algebra.boundary import bounded
@@ -16,7 +17,7 @@ from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
 from meshard.runtime.array.array import Array
-from meshard.runtime.callers import user_line
+from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.doors import Params
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.constrained import CONSTRAINT
@@ -24,6 +25,16 @@ from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import GridKind
 from meshard.transforms.program.calls import ConstraintCall
 from meshard.transforms.program.program import Atom, Call, Eqn, Literal, Program, Var
+
+_STANDS_FOR = {
+    "jit": "every value that the program will be run with",
+    "vmap": "the values of all examples",
+}
+_OTHERWISE = {
+    "jit": "that rarely changes, name it in static_argnums or static_argnames",
+    "vmap": "that all examples share, give it None in in_axes",
+}
+"""By the transformation: what a value without data is, and what to do about an argument."""
 
 
 @bounded
@@ -48,13 +59,14 @@ class Tracer(AbstractArray):
     def _concrete(self, what: str) -> Any:
         if self.recorder.closed:
             raise ConcretizationError(self._stray())
+        traced = self.recorder.traced
         raise ConcretizationError(
-            f"{what} needs the value of {self._told()}, which is traced by jit of "
-            f"{self.recorder.root.name!r} and has none yet: it is {self.origin}, and stands for "
-            "every value that the program will be run with. The value is asked for at "
+            f"{what} needs the value of {self._told()}, which is traced by {traced.by} of "
+            f"{traced.name!r} and has none yet: it is {self.origin}, and stands for "
+            f"{_STANDS_FOR[traced.by]}. The value is asked for at "
             f"{user_line()}. Choose between values with meshard.numpy.where, lax.cond or "
-            "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument that "
-            "rarely changes, name it in static_argnums or static_argnames."
+            "lax.switch, loop with lax.while_loop or lax.fori_loop; or, if it is an argument "
+            f"{_OTHERWISE[traced.by]}."
         )
 
     def _placed(self, sharding: Any, what: str) -> Any:
@@ -62,7 +74,8 @@ class Tracer(AbstractArray):
 
     def _stray(self) -> str:
         return (
-            f"{self._told()} is a value that jit of {self.recorder.root.name!r} traced, and that "
+            f"{self._told()} is a value that {self.recorder.traced.by} of "
+            f"{self.recorder.traced.name!r} traced, and that "
             f"has ended: it is {self.origin}, and was kept, as in a global, an attribute or a list "
             f"from outside. It is used at {user_line()}. Return it from the function instead."
         )
@@ -79,15 +92,20 @@ class Recorder:
     Args:
         name: the function that is traced.
         parent: the recorder of the code around it; None at the top.
+        by: what messages call the transformation.
 
     Attributes:
         closed: whether the function has returned.
         nested: for each jitted function that is part of this one its traces that hold only here.
         numbers: numbers for what must be told apart in the outermost function.
+        follows: whether it follows code that runs, rather than writing it down.
     """
 
-    def __init__(self, name: str, parent: Recorder | None = None) -> None:
+    follows = False
+
+    def __init__(self, name: str, parent: Recorder | None = None, by: str = "jit") -> None:
         self.name = name
+        self.by = by
         self.parent = parent
         self.closed = False
         self.nested: dict[Any, dict[Any, Any]] = {}
@@ -98,6 +116,17 @@ class Recorder:
         self._captures: dict[int, tuple[Any, Var]] = {}
         self._origins: dict[int, tuple[Any, Any]] = {} if parent is None else parent._origins
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
+
+    @property
+    def runs(self) -> bool:
+        """Whether what it writes down runs afterwards, on arrays, operation by operation."""
+        return self.by == "vmap" and (self.parent is None or self.parent.runs)
+
+    @property
+    def traced(self) -> Recorder:
+        """That of the outermost function that is traced, around this one."""
+        around = self.parent
+        return self if around is None or around.follows else around.traced
 
     @property
     def root(self) -> Recorder:
@@ -142,7 +171,7 @@ class Recorder:
             return known[1]
         if id(value) in self._origins:
             return self.atom(self._origins[id(value)][1])
-        if type(value) is Tracer and not self.encloses(value.recorder):
+        if isinstance(value, Tracer) and not self.encloses(value.recorder):
             raise ConcretizationError(value._stray())
         var = Var(_aval(value), weak_of(value))
         self._captures[id(value)] = value, var
@@ -172,7 +201,8 @@ class Recorder:
             var = Var(_aval(value), weak_of(value))
             self._vars[id(value)] = value, var
             outputs.append(var)
-        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), user_line(), call))
+        place = user_line(), call, stated_purpose()
+        self._eqns.append(Eqn(name, params, inputs, tuple(outputs), *place))
 
     def result(
         self,
@@ -203,7 +233,8 @@ class Recorder:
             inputs = tuple([atoms.get(x, x) for x in eqn.inputs])
             atoms.update(zip(eqn.outputs, outputs, strict=True))
             origins |= dict.fromkeys(eqn.outputs, f"the result of {eqn.name} at {eqn.line}")
-            self._eqns.append(Eqn(eqn.name, eqn.params, inputs, outputs, eqn.line, eqn.call))
+            own = eqn.purpose or stated_purpose()
+            self._eqns.append(replace(eqn, inputs=inputs, outputs=outputs, purpose=own))
         results: list[Any] = []
         for atom in program.outputs:
             if isinstance(atom, Literal):
@@ -230,6 +261,14 @@ class Recorder:
             sharding.layout(x.shape)  # refuses what cannot be laid out so
         call = ConstraintCall(sharding, what)
         return self.result(call.name, (), [x], [(x._type, None)], call)[0]
+
+    def close(self) -> None:
+        """Let go of all values: what still has one of them asks in vain from now on."""
+        self.closed = True
+        for known in (self._vars, self._captures, self.nested):
+            known.clear()
+        if self.parent is None:
+            self._origins.clear()
 
     def finish(self, results: Sequence[Any]) -> tuple[Program, list[Any]]:
         """Return the program, and the values from around it that it captures."""

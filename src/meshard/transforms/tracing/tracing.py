@@ -13,16 +13,18 @@ from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type, weak_of
 from meshard.runtime.array.array import Array
+from meshard.runtime.array.in_place import writing
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
 from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
-from meshard.transforms.body.body import Body
+from meshard.transforms.body.body import COLLECTIVES, Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import MakeCall, WholeCall
+from meshard.transforms.program.needed import without_unneeded
 from meshard.transforms.program.program import Kind, Program
-from meshard.transforms.tracing.abstract import types_only
+from meshard.transforms.tracing.abstract import types_only, written_type
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 
 Typed = tuple[ArrayType, Weak]
@@ -47,6 +49,8 @@ class Tracing(Interpreter):
 
     def run(self, name: str, operands: tuple[Any, ...], params: Params) -> Any:
         """Write one operation down and return its result without data, or a tuple of results."""
+        if name in COLLECTIVES:
+            return self._collective(name, operands, params)
         if not any(isinstance(x, Traced) for x in operands):
             with interpreting(EAGER):
                 return EAGER.run(name, operands, params)
@@ -69,6 +73,13 @@ class Tracing(Interpreter):
         found = inferred(world, name, types, params)
         results = self.recorder.result(name, params, values, found)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _collective(self, name: str, operands: Sequence[Any], params: Params) -> Any:
+        """Write a collective over axes that `vmap` has bound down."""
+        given = [as_array(x) for x in operands]
+        return self.recorder.result(
+            name, params, given, [(written_type(name, given, params), None)]
+        )[0]
 
     def when_laid_out(
         self,
@@ -195,8 +206,11 @@ def sub_program(
     like: Sequence[Any],
     varies: frozenset[str] = frozenset(),
     origins: Sequence[str] = (),
+    by: str = "jit",
 ) -> tuple[Program, list[Any]]:
     """Return a part of the function at hand as a program of its own, and what it captures.
+
+    Operations that no result needs are left out.
 
     Args:
         name: what the part is called.
@@ -204,8 +218,9 @@ def sub_program(
         like: values without data, of the types of its arguments.
         varies: in a body the axes over which a condition varies that decides whether it runs.
         origins: what messages call each argument.
+        by: what messages call the transformation that writes it down.
     """
-    recorder = Recorder(name, recording_around())
+    recorder = Recorder(name, recording_around(), by)
     given = []
     for number, x in enumerate(like):
         if isinstance(x, Grid):
@@ -217,9 +232,11 @@ def sub_program(
         given.append(value)
     try:
         with _written(recorder, varies):
-            return recorder.finish(f(*given))
+            program, captured = recorder.finish(f(*given))
     finally:
-        recorder.closed = True
+        recorder.close()
+    needed, kept = without_unneeded(program)
+    return needed, [captured[i] for i in kept]
 
 
 def traced(
@@ -251,6 +268,8 @@ def traced(
             ]
         program, captured = recorder.finish(results)
     finally:
-        recorder.closed = True
+        recorder.close()
     assert all(type(x) is Array for x in captured), captured
+    if writing():  # constants stay what they are
+        captured = [x.copy() for x in captured]
     return program, captured, rest

@@ -9,10 +9,11 @@ from typing import Any, TypeVar, overload
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
 from meshard.algebra.arguments import flag_of, function_of, integer_of
 from meshard.algebra.boundary import bounded
-from meshard.errors import ArgumentError
 from meshard.runtime import trees
 from meshard.transforms.derivatives.arguments import name_of, value_of
 from meshard.transforms.derivatives.kept import Again, kept_call
+from meshard.transforms.remat.policies import Policy
+from meshard.transforms.remat.saving import Saving
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -22,7 +23,7 @@ def remat(
     fun: F,
     *,
     prevent_cse: bool = True,
-    policy: None = None,
+    policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> F: ...
 @overload
@@ -30,14 +31,14 @@ def remat(
     fun: None = None,
     *,
     prevent_cse: bool = True,
-    policy: None = None,
+    policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[[F], F]: ...
 def remat(
     fun: Any = None,
     *,
     prevent_cse: bool = True,
-    policy: None = None,
+    policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
 ) -> Any:
     """Return a function whose inner values are computed again for its gradient, not kept.
@@ -49,11 +50,13 @@ def remat(
         fun: the function; without it a decorator is returned.
         prevent_cse: accepted as in JAX: what is computed again is never taken for what was computed
             before.
-        policy: None: nothing is kept.
+        policy: which values are kept all the same: a function of `checkpoint_policies`, or one of
+            an operation's name, the types of its operands and its parameters that returns whether
+            its results are kept. None: nothing is kept.
         static_argnums: the arguments that are not arrays.
 
     Raises:
-        ArgumentError: if ``policy`` is given, or an argument is of another kind.
+        ArgumentError: if an argument is of another kind, or the policy returns something else.
 
     Source: the semantics are those of ``jax.checkpoint``.
 
@@ -64,14 +67,11 @@ def remat(
     """
     flag_of(prevent_cse, "remat", "prevent_cse")
     if policy is not None:
-        raise ArgumentError(
-            "remat: policy must be None, for which nothing is kept. Leave the parts whose "
-            "values are to be kept outside of the function."
-        )
+        policy = function_of(policy, "remat", "policy", " Without one nothing is kept.")
     listed = static_argnums if isinstance(static_argnums, (tuple, list)) else (static_argnums,)
     statics = {integer_of(n, "remat", "static_argnums") for n in listed}
     if fun is None:
-        return functools.partial(remat, static_argnums=static_argnums)
+        return functools.partial(remat, policy=policy, static_argnums=static_argnums)
     f = function_of(fun, "remat", "fun")
 
     @functools.wraps(fun)
@@ -92,7 +92,9 @@ def remat(
             kept.append(structure)
             return [value_of(x, f"a result of {name!r}") for x in found]
 
-        found = kept_call(f"remat of {name}", flat, Again, values)
+        found = kept_call(
+            f"remat of {name}", flat, Again if policy is None else Saving(policy), values
+        )
         return trees.unflatten(kept[-1], found)
 
     return function

@@ -1,0 +1,1 @@
+"""Optimizers: what is done with gradients before they are added to parameters."""

@@ -1,0 +1,1 @@
+"""Functions whose derivatives follow from what users say of them."""
