@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parent / "golden" / "api.txt"
 PUBLIC_MODULES = (
     *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
     *("distributed", "multihost_utils", "experimental", "testing", "typing"),
-    *("checkpoint", "checkpoint_policies", "ad_checkpoint", "elastic", "optim"),
+    *("checkpoint", "checkpoint_policies", "ad_checkpoint", "array_api", "elastic", "optim"),
 )
 
 OPTIONAL = (

@@ -296,6 +296,85 @@ def nbody_numpy(example: ModuleType) -> Any:
     return places, speeds
 
 
+SENSORS = np.random.default_rng(6).integers(0, 2, (8, 16)).astype(float)
+
+
+@program("inverse_heat")
+def inverse_heat(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    return example.recover(np.abs(normal(8, 16)), SENSORS, mesh((2, 4), ("y", "x")), 2)
+
+
+@answer("inverse_heat")
+def inverse_heat_numpy(example: ModuleType) -> Any:
+    def later(plate: np.ndarray) -> np.ndarray:  # its own transpose
+        for _ in range(50):
+            wide = np.pad(plate, 1)
+            around = wide[:-2, 1:-1] + wide[2:, 1:-1] + wide[1:-1, :-2] + wide[1:-1, 2:]
+            plate = plate + 0.2 * (around - 4 * plate)
+        return plate
+
+    measured = np.abs(normal(8, 16))
+    source, before, misfits = np.zeros((8, 16)), np.zeros((8, 16)), []
+    for _ in range(2):
+        ahead = source + 0.9 * (source - before)
+        errors = SENSORS * (later(ahead) - measured)
+        misfits.append((errors**2).sum() / 2)
+        source, before = np.maximum(ahead - later(errors), 0), source
+    return source, np.array(misfits)
+
+
+def softmax_problem() -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    weights = {"slope": normal(64, 10) / 8, "offset": normal(10, seed=1)}
+    return weights, digits()[:32] / 16, np.arange(32) % 10
+
+
+def splitter(example: ModuleType, mesh: Any) -> Callable[[Any], Any]:
+    """Return what splits arrays by their first dim, in the library that the example has loaded."""
+    rows = example.NamedSharding(mesh, example.P(mesh.axis_names))
+    return lambda tree: example.meshard.device_put(tree, rows)
+
+
+@program("per_example_gradients")
+def per_example_gradients(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    weights, images, told = softmax_problem()
+    split = splitter(example, mesh((8,), ("data",)))
+    mean, norms = example.clipped(weights, *split((images, told)), 3.7)
+    return mean["slope"], mean["offset"], norms
+
+
+@answer("per_example_gradients")
+def per_example_gradients_numpy(example: ModuleType) -> Any:
+    weights, images, told = softmax_problem()
+    scores = images @ weights["slope"] + weights["offset"]
+    chances = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    offsets = chances - np.eye(10)[told]
+    slopes = images[:, :, None] * offsets[:, None, :]
+    norms = np.sqrt((slopes**2).sum(axis=(1, 2)) + (offsets**2).sum(axis=1))
+    shares = np.minimum(1, 3.7 / norms) / 32
+    assert 0 < (norms > 3.7).sum() < 32
+    return np.tensordot(shares, slopes, 1), shares @ offsets, norms
+
+
+TUMOURS = normal(40, 16), np.sign(normal(40, seed=1))
+
+
+@program("newton_cg")
+def newton_cg(example: ModuleType, mesh: Callable[..., Any]) -> Any:
+    split = splitter(example, mesh((8,), ("feature",)))
+    x, y = TUMOURS
+    return example.newton(split(normal(16, seed=2) / 9), split(x.T).T, y)
+
+
+@answer("newton_cg")
+def newton_cg_numpy(example: ModuleType) -> Any:
+    (x, y), w = TUMOURS, normal(16, seed=2) / 9
+    chances = 1 / (1 + np.exp(y * (x @ w)))
+    slope = 1e-3 * w - x.T @ (y * chances) / 40
+    bend = 1e-3 * np.eye(16) + (x.T * (chances * (1 - chances))) @ x / 40
+    value = np.logaddexp(0, -y * (x @ w)).mean() + 5e-4 * w @ w
+    return w - np.linalg.solve(bend, slope), value, np.linalg.norm(slope)
+
+
 # the tests
 
 
@@ -355,6 +434,9 @@ PRINTS = {
     "embedding": "found: (8, 16, 32) by P('data',)",
     "experts": "16 places in a box: 100% of the tokens reach their expert",
     "nbody": "bodies on each device: (16, 2)",
+    "inverse_heat": "14.8 in the last",
+    "per_example_gradients": "gradients: (1536, 64, 10) by P('data',)",
+    "newton_cg": "step 9: loss 0.05983977",
 }
 
 
@@ -402,6 +484,51 @@ def test_examples_run_in_four_processes(tmp_path: Path) -> None:
     assert max(map(float, errors)) < 1e-9
 
 
+# Longer programs: what they print in one process and in four, from a few steps of each.
+TRAINING = {
+    "train_mlp": (
+        "example.main(2)",
+        r"all-reduce   float64\[64,128\] data .* 49,152\n(?s:.*)"
+        r"epoch  2: loss 0\.3847\ndigits read rightly that were never seen: 9\d\.\d%\n",
+    ),
+    "nano_transformer": (
+        "example.main(2, 2)",
+        r"a device holds 162,728 bytes\n  batch   0: loss 4\.322\n  batch   1: loss 4\.\d{3}\n"
+        r"Plan: 44 arrays(?s:.*)a device holds 711,944 bytes\n  batch   0: loss \d\.\d{3}\n"
+        r"  batch   1: loss (\d\.\d{3})\nBeautiful(?s:.{101})as the Zen has it: False\n"
+        r"largest change .*: 0\.\d\d\n",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", TRAINING)
+def test_longer_programs_train_in_one_process_and_in_four(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    if count > 1 and find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    call, printed = TRAINING[name]
+    (tmp_path / "some.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport {name} as example\n{call}\n"
+    )
+    job = ["-m", "meshard", "run", "-n", "4", "--timeout", "90"] if count > 1 else []
+    result = subprocess.run(
+        [sys.executable, *job, "some.py"],
+        capture_output=True,
+        encoding="utf-8",
+        env={k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")},
+        cwd=tmp_path,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.search(printed, result.stdout), result.stdout
+    for error in re.findall(r"one device by: (\S+)$", result.stdout, flags=re.M):
+        assert float(error) < 1e-9
+
+
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 @pytest.mark.skipif(not fault_tolerant(), reason="this MPI has no fault tolerance")
 @pytest.mark.timeout(150)
@@ -438,7 +565,13 @@ def test_examples_are_short_and_say_how_to_run(name: str) -> None:
 
 def test_every_example_is_tested() -> None:
     files = {path.stem for path in EXAMPLES.glob("*.py")}
-    others = {"minilm", "weight_sync"}  # by tests/test_demo.py and tests/test_weight_sync.py
+    others = {
+        "minilm",
+        "weight_sync",
+        "train_mlp",
+        "nano_transformer",
+        "digits_pipeline",
+    }  # by tests of their own, such as tests/test_demo.py
     shown = {"principal_components", "tensor_parallel", "train_to_serve", "checkpoint"}
     shown |= {"monte_carlo", "mandelbrot"}  # by tests/test_site.py, as all are
     assert files == {*PROGRAMS, *others, *shown, "elastic_training"}

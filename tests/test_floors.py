@@ -34,6 +34,7 @@ DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
     | {"ad_checkpoint", "checkpoint_policies", "optim"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
+    | {"array_api"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.

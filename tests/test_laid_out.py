@@ -9,6 +9,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
+from meshard import lax
 from meshard.debug import ledger
 from meshard.sharding import NamedSharding, P
 from tests.worlds import in_processes, in_worlds, mesh, put, whole
@@ -85,3 +86,94 @@ def test_on_another_mesh_than_that_of_the_argument():
     p = {k: meshard.device_put(whole(v), other) for k, v in params(None).items()}
     g = meshard.grad(loss)(p, batch())
     assert all(v.sharding.spec == P("k") for v in g.values())
+
+
+def steps_of(f: Any, *args: Any) -> list[tuple[str, int]]:
+    found = meshard.explain(f, *args)
+    return [(c.kind, c.bytes_per_device) for s in found.steps for c in s.communications]
+
+
+def laid(*spec: Any) -> NamedSharding:
+    return NamedSharding(mesh(), P(*spec))
+
+
+@in_worlds
+def test_out_shardings_of_a_gradient_are_obtained_with_fewest_bytes():
+    """Gradients in parts of whole parameters, as ZeRO-2 has them: scattered, not combined."""
+    p, x = params(None), batch()
+    jitted = meshard.jit(meshard.grad(loss), out_shardings={k: laid("i") for k in p})
+    g = jitted(p, x)
+    assert {v.sharding.spec for v in g.values()} == {P("i")}
+    told = jitted.lower(p, x).explain()
+    back = [c.kind for s in told.steps if "p[" in s.purpose for c in s.communications]
+    assert back == ["reduce-scatter"] * 3
+    for k, v in meshard.grad(loss)(p, x).items():
+        np.testing.assert_allclose(whole(g[k]), whole(v), rtol=1e-12, atol=1e-14)
+
+
+@in_worlds
+def test_whole_gradients_of_parameters_in_parts_move_what_an_all_reduce_does():
+    p, x = params("i"), batch()
+    jitted = meshard.jit(meshard.grad(loss), out_shardings={k: laid() for k in p})
+    assert {v.sharding.spec for v in jitted(p, x).values()} == {P()}
+    asked = jitted.lower(p, x).explain().bytes_per_device
+    in_parts = meshard.explain(meshard.grad(loss), p, x).bytes_per_device
+    sizes = sum(v.nbytes for v in p.values())
+    assert asked <= in_parts + sizes * 3 // 4
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_constraint_holds_for_the_cotangent_too(jitted, uneven):
+    def body():
+        rows = NamedSharding(mesh(), P(None, "j"), uneven="balanced" if uneven else None)
+        x = put(np.random.default_rng(0).normal(size=(8, 5 if uneven else 6)), "i")
+        seen = []
+
+        @meshard.custom_vjp
+        def watched(v):
+            return v
+
+        def back(kept, g):
+            seen.append(g.sharding if not jitted else None)
+            return (g,)
+
+        watched.defvjp(lambda v: (v, None), back)
+
+        def f(x):
+            return mnp.sum(lax.with_sharding_constraint(watched(mnp.tanh(x)), rows) ** 2)
+
+        slope = meshard.grad(f)
+        found = slope(x) if not jitted else meshard.jit(slope)(x)
+        assert found.sharding == x.sharding
+        if jitted:
+            steps = meshard.explain(slope, x).steps
+            asked = [s for s in steps if "constraint" in s.name]
+            assert [bool(s.purpose) for s in asked] == [False, True]
+            assert {s.after for s in asked} == {("P(None, 'j')",)}
+        else:
+            assert seen == [rows]
+        return whole(found)
+
+    found = in_processes(body, (2, 4))
+    v = np.tanh(np.random.default_rng(0).normal(size=(8, 5 if uneven else 6)))
+    np.testing.assert_allclose(found, 2 * v * (1 - v**2), rtol=1e-12)
+
+
+@in_worlds
+def test_one_sum_for_each_whole_parameter_however_often_it_is_used():
+    def often(w, x):
+        for _ in range(3):
+            x = mnp.tanh(x @ w) + x * w[0]
+        return mnp.sum(x @ w)
+
+    w, x = put(np.random.default_rng(0).normal(size=(8, 8)) / 4), batch()
+    found = meshard.explain(meshard.grad(often), w, x)
+    sums = [c for s in found.steps if s.purpose == "gradient of w" for c in s.communications]
+    assert sum(c.bytes_per_device for c in sums) <= 2 * (2 * w.nbytes * 3 // 4)
+    np.testing.assert_allclose(
+        whole(meshard.jit(meshard.grad(often))(w, x)),
+        whole(meshard.grad(often)(w, x)),
+        rtol=1e-12,
+        atol=1e-13,
+    )

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 
 import meshard
 from meshard.errors import NotAddressableError
 from meshard.runtime.simulated import simulate
 from meshard.sharding import NamedSharding, P
 
+from .numpys import unheard_of
 from .worlds import alone, mesh, put
 
 VALUE = np.arange(16.0).reshape(8, 2)
@@ -81,7 +83,7 @@ def test_no_function_answers_for_values_that_are_elsewhere() -> None:
     assert answered == ANSWER_BY_TYPE
     start = "NAME: This array float64[8,2] spans processes: process 1 holds 4 of its 8 pieces"
     advised = [text for text in refusals if text.startswith(start)]
-    assert len(advised) > 100
+    assert len(advised) > 30
     assert all("the function of this name in meshard.numpy" in text for text in advised)
     # A list of arrays is not asked, where a function takes one array; NumPy then reads its arrays.
     assert all(
@@ -95,8 +97,8 @@ def test_nothing_else_that_takes_arrays_answers_either(tmp_path: Any) -> None:
         "asarray": np.asarray,
         "array of two": lambda x: np.array([x, x]),
         "into": lambda x: np.add(x, 1, out=np.zeros((8, 2))),
-        "spacing": np.spacing,
-        "reduce": np.logaddexp.reduce,
+        "missing": scipy.special.j0,
+        "reduce": scipy.special.agm.reduce,
         "at": lambda x: np.add.at(np.zeros((8, 2)), 0, x),
         "index": lambda x: np.arange(16)[x],
         "assign": lambda x: np.zeros((8, 2)).__setitem__(slice(None), x),
@@ -153,7 +155,7 @@ def test_an_array_of_another_process_is_refused_by_its_name() -> None:
         y = meshard.device_put(VALUE, meshard.devices()[1])
         assert "no piece is on this process" in str(y)
         found = r"This array float64\[8,2\] is on process 0, and this is process 1, which holds no"
-        for look in np.asarray, np.real_if_close, list, np.from_dlpack:
+        for look in np.asarray, unheard_of, list, np.from_dlpack:
             with pytest.raises(NotAddressableError, match=found):
                 look(y)
 

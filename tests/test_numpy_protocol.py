@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 
 import meshard
 import meshard.numpy as mnp
@@ -15,6 +16,7 @@ from meshard.debug import ledger
 from meshard.errors import ArgumentError
 from meshard.runtime.simulated import simulate
 
+from .numpys import unheard_of
 from .worlds import alone, put
 
 GRID = np.arange(32.0).reshape(8, 4) + 1
@@ -126,12 +128,12 @@ def test_values_in_bodies_too() -> None:
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a function that is missing": (
-        np.real_if_close,
-        r"numpy.real_if_close: meshard.numpy has no such function, and float64\[8,4\] is spread "
+        unheard_of,
+        r"numpy.unheard_of: meshard.numpy has no such function, and float64\[8,4\] is spread "
         r"over 8 blocks, .* pass np.asarray\(x\)",
     ),
-    "a ufunc that is missing": (np.spacing, "numpy.spacing: meshard.numpy has no such function"),
-    "a method that is missing": (np.logaddexp.reduce, "numpy.logaddexp.reduce: meshard.numpy has"),
+    "a ufunc that is missing": (scipy.special.j0, "j0: meshard.numpy has no such function"),
+    "a method that is missing": (scipy.special.agm.reduce, "agm.reduce: meshard.numpy has no"),
     "into an array": (
         lambda x: np.add(GRID, GRID, out=x),
         "numpy.add: out= is an array of meshard, and these are immutable",
@@ -160,8 +162,9 @@ def test_what_is_missing_is_refused_instead_of_put_together(name):
 
 def test_what_is_missing_is_numpys_where_nothing_is_put_together() -> None:
     x = mnp.asarray(GRID)
-    np.testing.assert_array_equal(np.spacing(x), np.spacing(GRID))
-    assert np.logaddexp.reduce(x[0]) == np.logaddexp.reduce(GRID[0])
+    assert unheard_of(x) == GRID.sum()
+    np.testing.assert_array_equal(scipy.special.j0(x), scipy.special.j0(GRID))
+    assert scipy.special.xlogy.outer(x[0], 2.0).tolist() == (GRID[0] * np.log(2.0)).tolist()
 
 
 def test_results_go_into_numpys_arrays() -> None:

@@ -15,7 +15,7 @@ from meshard import lax
 from meshard.debug import budget, ledger, profile
 from meshard.errors import BudgetError
 from meshard.sharding import P
-from tests.worlds import alone, everywhere, mesh, put
+from tests.worlds import alone, everywhere, in_processes, mesh, put, whole
 
 
 def line_of(f: Any) -> str:
@@ -94,11 +94,14 @@ def test_what_completes_a_gradient_names_its_argument(f):
 
 
 def test_values_on_the_way_are_named_by_operation_and_line():
-    found = alone(lambda: meshard.explain(meshard.grad(plain, argnums=1), params(), batch()))
+    def twice(p, x):
+        return mnp.sum((layer(p, x) @ p["w"]) ** 2)
+
+    found = alone(lambda: meshard.explain(meshard.grad(twice, argnums=1), params(), batch()))
     at = line_of(layer)
     purposes = [s.purpose for s in found.steps]
     assert purposes[-1] == "gradient of x"
-    assert f"gradient of add at {at}" in "".join(purposes)
+    assert f"gradient of tanh at {at}" in purposes
     assert not any(purposes[:2])
 
 
@@ -189,3 +192,42 @@ def test_gradients_of_several_arguments_and_of_a_call():
         assert {"gradient of args[0]", "gradient of args[1]"} <= {s.purpose for s in found.steps}
 
     alone(body)
+
+
+def test_in_a_body_what_is_used_in_several_places_is_summed_once():
+    def over(body):
+        return meshard.shard_map(
+            body, mesh=mesh(), in_specs=(P(), P("i"), P(("i", "j"))), out_specs=P()
+        )
+
+    def several(w, x, y):
+        return lax.psum(mnp.sum(mnp.tanh(x @ w) @ w) + mnp.sum(x @ w), "i")
+
+    def of_two_kinds(w, x, y):
+        """Some of it varies over more axes, and is summed over these by itself."""
+        return several(w, x, y) + lax.psum(mnp.sum(mnp.sin(y @ w)), ("i", "j"))
+
+    def body():
+        rng = np.random.default_rng(0)
+        w, x, y = put(rng.normal(size=(6, 6))), batch(), put(rng.normal(size=(8, 6)), ("i", "j"))
+        found = {}
+        for f, count in (several, 1), (of_two_kinds, 2):
+            slope = meshard.grad(over(f))
+            sums = [s for s in meshard.explain(slope, w, x, y).steps if s.name == "psum"]
+            assert [s.purpose for s in sums if s.purpose.endswith("of w")] == (
+                ["gradient of w"] * count
+            )
+            with ledger() as log:
+                found[f.__name__] = whole(slope(w, x, y))
+            assert [r.purpose for r in log].count("gradient of w") == count
+        return found
+
+    found = in_processes(body, (2, 4))
+    rng = np.random.default_rng(0)
+    w, x, y = rng.normal(size=(6, 6)), alone(lambda: whole(batch())), rng.normal(size=(8, 6))
+    ones = np.ones(6)
+    t = np.tanh(x @ w)
+    back = np.outer(t.sum(0), ones) + x.T @ ((1 - t**2) * (w @ ones)) + np.outer(x.sum(0), ones)
+    np.testing.assert_allclose(found["several"], back, rtol=1e-12)
+    more = back + y.T @ np.cos(y @ w)
+    np.testing.assert_allclose(found["of_two_kinds"], more, rtol=1e-12)

@@ -68,6 +68,16 @@ def conjugate_gradients(program: ModuleType) -> str:
     return heat_map(np.arcsinh(8 * found), "The potential of two charges", cuts=cuts)
 
 
+def newton_cg(program: ModuleType) -> str:
+    (x, y), norms = program.problem(), []
+    split = NamedSharding(mesh("feature"), P(None, "feature"), uneven="balanced")
+    weights, placed = np.zeros(30), meshard.device_put(x, split)
+    for _ in range(10):
+        weights, _, norm = meshard.jit(program.newton)(weights, placed, y)
+        norms.append(np.log10(float(norm)))
+    return curves([np.array(norms)], "The gradient's norm at each step, by its digits", marks=True)
+
+
 def principal_components(program: ModuleType) -> str:
     x, _ = program.samples(400)
     basis, _ = program.components(x, program.start(), 30)
@@ -87,6 +97,17 @@ def heat(program: ModuleType) -> str:
     plate[24:40, 24:40] = 100.0
     found = np.asarray(program.diffuse(plate, mesh("y", "x", shape=(2, 4)), 100))
     return heat_map(found, "A hot square on a plate of 2 x 4 tiles", cuts=tiles(2, 4, (64, 64)))
+
+
+def inverse_heat(program: ModuleType) -> str:
+    plates = np.zeros((2, 24, 24))
+    (true, mask), grid = plates, mesh("y", "x", shape=(2, 4))
+    true[4:8, 4:9], true[14:18, 15:20], mask[::2, ::2] = 100.0, 60.0, 1.0
+    end = program.later(meshard.device_put(true, NamedSharding(grid, P("y", "x"))), grid)
+    found, _ = meshard.jit(program.recover, static_argnums=(2, 3))(end, mask, grid, 30)
+    shown = np.hstack([p / p.max() for p in (true, np.asarray(end), np.asarray(found))])
+    told = "A source, the temperatures fifty steps later, and the source found from them"
+    return heat_map(shown, told, cuts=((), (24, 48)))
 
 
 def life(program: ModuleType) -> str:
@@ -131,6 +152,44 @@ def kmeans(program: ModuleType) -> str:
     return heat_map(grid, "The ten centres, as images", cuts=tiles(2, 5, grid.shape))
 
 
+def train_mlp(program: ModuleType) -> str:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    grid, losses = mesh("data", "model", shape=(4, 2)), []
+    batches = images[:1536].reshape(12, 128, 64) / 16, digits[:1536].reshape(12, 128)
+    batches = meshard.device_put(batches, NamedSharding(grid, P(None, "data")))
+    state = program.start(grid)
+    for _ in range(8):
+        state, found = program.epoch(state, batches)
+        losses.append(np.asarray(found))
+    return curves([np.concatenate(losses)], "The loss of each batch, in eight epochs")
+
+
+def per_example_gradients(program: ModuleType) -> str:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    rows = NamedSharding(mesh("data"), P("data"))
+    placed = meshard.device_put((images[:512] / 16, digits[:512]), rows)
+    weights = {"slope": np.zeros((64, 10)), "offset": np.zeros(10)}
+    weights, norms = program.train(weights, *placed, 40, 0.0)
+    points = np.stack([np.arange(512), np.log10(np.asarray(norms))], axis=1)
+    return scatter(points, np.arange(512) // 64, "How long each example's gradient is, by device")
+
+
+def digits_pipeline(program: ModuleType) -> str:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    rows = NamedSharding(mesh("data"), P("data"), uneven="balanced")
+    model = program.pipeline()
+    program.digits_of(*meshard.device_put((images, np.eye(10)[digits]), rows), model)
+    components = model.steps[1][1].components_[:10].to_numpy()
+    grid = components.reshape(2, 5, 8, 8).transpose(0, 2, 1, 3).reshape(16, 40)
+    return heat_map(grid, "The first ten components, as images", cuts=tiles(2, 5, grid.shape))
+
+
 def elastic_training(program: ModuleType) -> str:
     import pictures
 
@@ -150,6 +209,20 @@ def elastic_training(program: ModuleType) -> str:
 
 def tensor_parallel(program: ModuleType) -> str:
     return drawn((64, 256), mesh("data", "model", shape=(2, 4)), program.SPECS["up"])
+
+
+def nano_transformer(program: ModuleType) -> str:
+    grid = mesh("data", "model", shape=(4, 2))
+    weights = program.start()
+    amounts = {
+        name: program.held(meshard.device_put(weights, layout(weights, grid)))
+        for name, layout in {
+            "fully sharded": program.fully_sharded,
+            "tensor-parallel": program.tensor_parallel,
+            "on one device": lambda weights, grid: meshard.devices()[0],
+        }.items()
+    }
+    return bars(amounts, "The bytes of the weights that a device holds", "bytes")
 
 
 def ring_attention(program: ModuleType) -> str:
@@ -222,10 +295,19 @@ def weight_sync(program: ModuleType) -> str:
 
 
 GROUPS: dict[str, tuple[Picture, ...]] = {
-    "Linear algebra": (summa, collective_matmul, conjugate_gradients, principal_components, fft3d),
-    "Stencils, particles, fractals": (heat, life, nbody, mandelbrot),
-    "Learning": (regression, kmeans, elastic_training),
-    "Models": (tensor_parallel, ring_attention, pipeline, experts, embedding, minilm),
+    "Linear algebra": (
+        *(summa, collective_matmul, conjugate_gradients, newton_cg, principal_components),
+        fft3d,
+    ),
+    "Stencils, particles, fractals": (heat, inverse_heat, life, nbody, mandelbrot),
+    "Learning": (
+        *(regression, kmeans, digits_pipeline, train_mlp, per_example_gradients),
+        elastic_training,
+    ),
+    "Models": (
+        *(nano_transformer, tensor_parallel, ring_attention, pipeline, experts, embedding),
+        minilm,
+    ),
     "Data and chance": (block_sort, monte_carlo),
     "Weights on the move": (train_to_serve, checkpoint, weight_sync),
 }
@@ -238,6 +320,16 @@ def explained(name: str, program: ModuleType) -> str:
         return meshard.explain(
             program.layer, *program.placed(*program.values(), grid)
         )._repr_html_()
+    if name == "per_example_gradients":
+        rows = NamedSharding(mesh("data"), P("data"))
+        data = meshard.device_put((np.ones((512, 64)), np.ones(512, int)), rows)
+        weights = {"slope": np.zeros((64, 10)), "offset": np.zeros(10)}
+        return meshard.explain(program.clipped, weights, *data, 1.0)._repr_html_()
+    if name == "train_mlp":
+        grid = mesh("data", "model", shape=(4, 2))
+        batch = np.ones((128, 64)), np.ones(128, int)
+        batch = meshard.device_put(batch, NamedSharding(grid, P("data")))
+        return meshard.explain(program.step, program.start(grid), batch)._repr_html_()
     if name == "principal_components":
         rows = NamedSharding(mesh("data"), P("data"))
         x = meshard.device_put(program.samples()[0], rows)

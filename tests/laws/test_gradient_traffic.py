@@ -394,7 +394,8 @@ def measured(case: Case) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_what_one_would_write_by_hand(name):
     case = CASES[name]
-    found = in_processes(lambda: measured(case), (4,))
+    # A layer takes each of the four processes seconds to lower, on one core.
+    found = in_processes(lambda: measured(case), () if case.f in (block, experts) else (4,))
     assert found["told bytes"] == found["jit bytes"]
     assert found["told received"] == found["jit received"]
     assert found["told"] == found["jit"]

@@ -26,7 +26,7 @@ from meshard.runtime import trees
 from meshard.transforms.batching.rows import ROWS
 from meshard.transforms.batching.vmap import vmap
 from tests.odd_array_calls import cases
-from tests.worlds import mesh, whole
+from tests.worlds import everywhere, mesh, whole
 
 ALL = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
@@ -85,9 +85,11 @@ def test_each_operation_runs_once() -> None:
             if counts[0] != counts[1]:
                 wrong.append(f"{name}: {counts[0]} operations for 2 examples, {counts[1]} for 5")
             found, one = vmap(f)(*few), f(*given)
-            for y, x in zip(found, one, strict=True):
-                if (y.shape, y.dtype) != ((2, *x.shape), x.dtype):
-                    wrong.append(f"{name}: {y.aval} of {x.aval}")
+            none = vmap(f)(*[x[:0] for x in few])
+            for size, results in ((2, found), (0, none)):
+                for y, x in zip(results, one, strict=True):
+                    if (y.shape, y.dtype) != ((size, *x.shape), x.dtype):
+                        wrong.append(f"{name}: {y.aval} of {x.aval}")
         except ConcretizationError:
             continue
     assert wrong == []
@@ -243,3 +245,22 @@ def test_places_in_bodies() -> None:
     for name, f in {**PLACES, **FLAT}.items():
         mapped = meshard.shard_map(vmap(f), mesh=mesh(), in_specs=P("i"), out_specs=P("i"))
         np.testing.assert_array_equal(whole(mapped(x, i)), whole(vmap(f)(x, i)), err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "slice", "searchsorted", "bincount"])
+def test_examples_of_several_processes(name: str) -> None:
+    """Mapped in one process and in two: the same bits, and nothing moves."""
+    f = {**PLACES, **FLAT}[name]
+
+    def body() -> Any:
+        x, i = placed()
+        keys = meshard.device_put(random.split(random.key(0), 8), NamedSharding(mesh(), P("i")))
+        with meshard.debug.ledger() as log:
+            found = [vmap(f)(x, i), meshard.jit(vmap(f))(x, i), vmap(DRAWS["normal"])(keys)]
+        assert log.total_bytes == 0
+        total = vmap(lambda v: v - lax.pmean(v, "b"), axis_name="b")(x)
+        return [whole(y) for y in (*found, total)]
+
+    one, jitted, _, centred = everywhere(body)
+    np.testing.assert_array_equal(one, jitted)
+    np.testing.assert_allclose(centred.mean(0), np.zeros(5), atol=1e-12)

@@ -25,7 +25,7 @@ _DOORS = (
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
     *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
     *("meshard.typing", "meshard.checkpoint", "meshard.checkpoint_policies"),
-    "meshard.ad_checkpoint",
+    *("meshard.ad_checkpoint", "meshard.array_api"),
     *(
         f"meshard.experimental.{name}"
         for name in ("mesh_utils", "multihost_utils", "global_device_array", "pjit", "shard_map")

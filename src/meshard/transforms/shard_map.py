@@ -282,7 +282,7 @@ class _Mapped:
     def __init__(self, options: _Options, f: Callable[..., Any]) -> None:
         if not callable(f):
             raise ArgumentError(refusal("shard_map", "f", "a function", f))
-        functools.update_wrapper(self, f)
+        functools.update_wrapper(self, f, updated=())
         self._f = f
         self._mesh = options.mesh
         self._in_specs = trees.map(_whole_if_none, options.in_specs, is_leaf=_is_spec_or_none)

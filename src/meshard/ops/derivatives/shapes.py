@@ -1,8 +1,8 @@
 """Cotangents made to fit: summed over what was broadcast on the way.
 
-In: a cotangent and the value that it belongs to. Out: one of that value's shape and dtype, and, in
-the body of a `shard_map`, over the axes over which the value varies. A value is widened without a
-word where it meets one that varies over more axes; the sum over these is the transpose of that.
+In: a cotangent and the value that it belongs to. Out: one of that value's shape and dtype; and, in
+the body of a `shard_map`, summed over the axes over which the value is the same. A value is widened
+without a word where it meets one that varies over more axes; the sum is the transpose of that.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def shrunk(g: Any, like: Any) -> Any:
         g = as_array(g)
     if g.shape != shape:
         g = _summed(g, shape)
-    axes = varying(g) - varying(like)
-    if axes:
-        g = current().narrowed(g, tuple(sorted(axes)))
     return converted(g, wanted)
+
+
+def narrowed(g: Any, axes: frozenset[str]) -> Any:
+    """Return the sum of a cotangent over mesh axes over which its value is the same."""
+    return current().narrowed(g, tuple(sorted(axes)))
 
 
 def converted(g: Any, dtype: np.dtype[Any]) -> Any:

@@ -80,6 +80,7 @@ def _each_row(row: Op) -> Op:
         partial=parts,
         local=None if row.local is None else partial(_cell, row),
         style="plain",
+        positions=None,
         stacked=None,
     )
 

@@ -104,6 +104,9 @@ class _OneArrayType(type):
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, ArrayMethods)
 
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, ArrayMethods)
+
 
 @final
 class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):

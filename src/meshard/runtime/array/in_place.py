@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -132,19 +132,20 @@ class InPlace:
         """Take another array's data."""
         raise NotImplementedError
 
-    __iadd__ = _in_place(ArrayOperators.__add__, "+=")
-    __isub__ = _in_place(ArrayOperators.__sub__, "-=")
-    __imul__ = _in_place(ArrayOperators.__mul__, "*=")
-    __itruediv__ = _in_place(ArrayOperators.__truediv__, "/=")
-    __ifloordiv__ = _in_place(ArrayOperators.__floordiv__, "//=")
-    __imod__ = _in_place(ArrayOperators.__mod__, "%=")
-    __ipow__ = _in_place(ArrayOperators.__pow__, "**=")
-    __imatmul__ = _in_place(ArrayOperators.__matmul__, "@=")
-    __iand__ = _in_place(ArrayOperators.__and__, "&=")
-    __ior__ = _in_place(ArrayOperators.__or__, "|=")
-    __ixor__ = _in_place(ArrayOperators.__xor__, "^=")
-    __ilshift__ = _in_place(ArrayOperators.__lshift__, "<<=")
-    __irshift__ = _in_place(ArrayOperators.__rshift__, ">>=")
+    if not TYPE_CHECKING:  # to type checkers `x += y` is what `x + y` is
+        __iadd__ = _in_place(ArrayOperators.__add__, "+=")
+        __isub__ = _in_place(ArrayOperators.__sub__, "-=")
+        __imul__ = _in_place(ArrayOperators.__mul__, "*=")
+        __itruediv__ = _in_place(ArrayOperators.__truediv__, "/=")
+        __ifloordiv__ = _in_place(ArrayOperators.__floordiv__, "//=")
+        __imod__ = _in_place(ArrayOperators.__mod__, "%=")
+        __ipow__ = _in_place(ArrayOperators.__pow__, "**=")
+        __imatmul__ = _in_place(ArrayOperators.__matmul__, "@=")
+        __iand__ = _in_place(ArrayOperators.__and__, "&=")
+        __ior__ = _in_place(ArrayOperators.__or__, "|=")
+        __ixor__ = _in_place(ArrayOperators.__xor__, "^=")
+        __ilshift__ = _in_place(ArrayOperators.__lshift__, "<<=")
+        __irshift__ = _in_place(ArrayOperators.__rshift__, ">>=")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         refuse_write(self)

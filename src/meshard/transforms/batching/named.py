@@ -7,7 +7,6 @@ the dim's own, of meshes and of vmaps around, take part by collectives over them
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ import numpy as np
 from meshard.ops.array.create import arange, zeros_like
 from meshard.ops.array.shape import moveaxis, reshape
 from meshard.ops.derivatives.elementwise import o
-from meshard.runtime.doors import bind, innermost
+from meshard.runtime.doors import bind
 from meshard.transforms.batching.rows import ROWS, spread
-from meshard.transforms.body.mapped_axes import Examples, MappedAxis, are_mapped
+from meshard.transforms.body.mapped_axes import Examples, MappedAxis, are_mapped, count_of
 
 Params = Mapping[str, Any]
 Found = tuple[Any, bool]
@@ -36,13 +35,7 @@ class _Split:
     def __init__(self, axes: Sequence[Any], own: MappedAxis) -> None:
         at = axes.index(own)
         self.rest = (*axes[:at], *axes[at + 1 :])
-        self.before, self.after = _count(axes[:at]), _count(axes[at + 1 :])
-
-
-def _count(axes: Sequence[Any]) -> int:
-    interpreter = innermost()
-    sizes = {} if interpreter is None else interpreter.axis_sizes
-    return math.prod([a.size if type(a) is MappedAxis else sizes[a] for a in axes])
+        self.before, self.after = count_of(axes[:at]), count_of(axes[at + 1 :])
 
 
 def is_over(name: str, params: Params, size: int) -> bool:

@@ -88,7 +88,7 @@ def _eqn(eqn: Eqn, operands: list[Any], flags: list[bool], size: int) -> Found:
     if eqn.call is None and is_over(eqn.name, dict(eqn.params), size):
         found, has = over_examples(eqn.name, operands, flags, dict(eqn.params), size)
         return [found], [has]
-    if not any(flags):
+    if not any(flags) and not _holds_name(eqn, size):
         if eqn.call is not None:
             results = eqn.call.run(operands)
         elif is_of_numbers(eqn, operands):
@@ -352,6 +352,14 @@ def _share(call: Any, split: tuple[str, ...], size: int) -> Examples:
             "shard_map, which is not possible evenly. Map a multiple of that."
         )
     return Examples(size // count)
+
+
+def _holds_name(eqn: Eqn, size: int) -> bool:
+    """Whether a call holds a collective over the dim."""
+    axis = size.axis if isinstance(size, Examples) else None
+    if axis is None or eqn.call is None:
+        return False
+    return any(is_named(p, axis) for _, p in eqn.call.programs)
 
 
 def is_named(program: Program, axis: MappedAxis) -> bool:

@@ -93,7 +93,7 @@ def _vectorized(
 ) -> Callable[..., Any]:
     f = function_of(pyfunc, "vectorize", "pyfunc")
 
-    @functools.wraps(pyfunc)
+    @functools.wraps(pyfunc, updated=())
     @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
         return _called(f, options, args, kwargs)

@@ -17,7 +17,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.runtime.doors import interpreters
+from meshard.runtime.doors import bind, innermost, interpreters
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.scope import GridKind, Scope
 
@@ -158,3 +158,20 @@ def kind_of(scope: Scope, name: str, kinds: Sequence[Any], params: Mapping[str, 
     varies = before - frozenset(own) if name in _FORGETS else before | frozenset(own)
     extent = scope.extent((*(given.extent if given is not None else ()), *own))
     return scope.kind(cell_type(scope, shape, dtype), extent, varies)
+
+
+def count_of(axes: Sequence[Any]) -> int:
+    """Return the number of positions along axes that are bound here."""
+    interpreter = innermost()
+    sizes = {} if interpreter is None else interpreter.axis_sizes
+    return math.prod([a.size if type(a) is MappedAxis else sizes[a] for a in axes])
+
+
+def axis_index_over(axes: Sequence[Any]) -> Any:
+    """Return the position along axes that are bound here, as one."""
+    if len(axes) == 1 or not are_mapped({"axes": axes}):
+        return bind("axis_index", axes=tuple(axes))
+    found: Any = 0
+    for axis in axes:
+        found = found * count_of((axis,)) + bind("axis_index", axes=(axis,))
+    return found

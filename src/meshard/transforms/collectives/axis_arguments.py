@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
@@ -12,7 +11,7 @@ from meshard.algebra.arguments import described, shown
 from meshard.errors import ArgumentError, AxisNameError, DtypeError, did_you_mean
 from meshard.runtime.doors import innermost
 from meshard.runtime.types import KEY
-from meshard.transforms.body.mapped_axes import MappedAxis, mapped_axes
+from meshard.transforms.body.mapped_axes import MappedAxis, count_of, mapped_axes
 
 AxisName = str | Sequence[str]
 Axes = Sequence[Any]
@@ -145,10 +144,9 @@ def positions(axes: Axes) -> int:
     """Return the number of positions along axes that are bound here."""
     interpreter = innermost()
     assert interpreter is not None
-    sizes = interpreter.axis_sizes
     if len(axes) == 1 and type(axes[0]) is str:
-        return sizes[axes[0]]
-    return math.prod([a.size if type(a) is MappedAxis else sizes[a] for a in axes])
+        return interpreter.axis_sizes[axes[0]]
+    return count_of(axes)
 
 
 def index_groups(groups: Groups, axes: Axes, what: str, alike: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.transforms.body.mapped_axes import MappedAxis, are_mapped
+from meshard.transforms.body.mapped_axes import MappedAxis, are_mapped, axis_index_over
 from meshard.transforms.collectives.axis_arguments import (
     Axes,
     AxisName,
@@ -543,16 +543,6 @@ def axis_index(axis_name: AxisName) -> Array:
     [10, 11, 12, 13]
     """
     return axis_index_over(bound_axes(axis_name, "axis_index"))
-
-
-def axis_index_over(axes: Axes) -> Any:
-    """Return the position along axes that are bound here, as one."""
-    if len(axes) == 1 or not are_mapped({"axes": axes}):
-        return bind("axis_index", axes=tuple(axes))
-    found: Any = 0
-    for axis in axes:
-        found = found * positions((axis,)) + bind("axis_index", axes=(axis,))
-    return found
 
 
 def axis_size(axis_name: AxisName) -> int:

@@ -9,8 +9,7 @@ from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Linear, Pulls, Site, Values
 from meshard.ops.derivatives.shapes import dtype_of, varying
-from meshard.transforms.body.mapped_axes import MappedAxis
-from meshard.transforms.collectives.named_axes import axis_index_over
+from meshard.transforms.body.mapped_axes import MappedAxis, axis_index_over
 
 
 def _psum(site: Site, number: int, g: Values) -> Any:

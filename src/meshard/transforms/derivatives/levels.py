@@ -35,7 +35,7 @@ from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import ConstraintCall, WholeCall
 from meshard.transforms.program.program import Call, Program, evaluate
 from meshard.transforms.tracing.recorder import Recorder, Tracer
-from meshard.transforms.tracing.tracing import Following, recording_around
+from meshard.transforms.tracing.tracing import Following, Tracing, recording_around
 
 
 @final
@@ -129,6 +129,11 @@ class LevelRecorder(Recorder):
         assert found is not None
         return found
 
+    @property
+    def runs(self) -> bool:
+        """Whether the operations below run on arrays."""
+        return self.level.runs
+
     def result(
         self,
         name: str,
@@ -200,10 +205,12 @@ class Level(Following, ABC):
 
     @property
     def runs(self) -> bool:
-        """Whether the operations below run at once, on arrays."""
+        """Whether the operations below run on arrays: at once, or for all examples of vmap."""
         if self.body is not None:
             return False
         under = self.below[-1] if self.below else EAGER
+        if isinstance(under, Tracing):
+            return under.recorder.runs
         return under is EAGER or (isinstance(under, Level) and under.runs)
 
     @property

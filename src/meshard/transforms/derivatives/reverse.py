@@ -7,18 +7,24 @@ What ran is kept on a tape, and gone through from its end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
+from meshard.ops.derivatives.shapes import narrowed, varying
 from meshard.runtime.callers import at_line, user_line
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.laid_out import wished_like
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
 from meshard.transforms.program.program import Call, short_line
+
+Axes = frozenset[str]
+_NO_AXES: Axes = frozenset()
+_Part = tuple[str, Axes]
+"""What parts of a cotangent come from, and the axes over which they are to be summed."""
 
 
 @final
@@ -71,6 +77,7 @@ class Reverse(Level):
     Attributes:
         tape: the operations, in order.
         told: what the values are called.
+        varies: in a body, for each value the axes over which it varies.
     """
 
     def __init__(self, name: str, forward: bool = False) -> None:
@@ -78,12 +85,15 @@ class Reverse(Level):
         self.told = Names()
         self._forward = forward
         self.tape: list[Node] = []
+        self.varies: dict[int, Axes] = {}
         self._numbers: dict[int, tuple[Any, int]] = {}
         self._count = 0
 
     def _new(self, handle: Any) -> int:
         self._count += 1
         self._numbers[id(handle)] = handle, self._count
+        if self.body is not None:
+            self.varies[self._count] = varying(handle)
         return self._count
 
     def number(self, handle: Any) -> int | None:
@@ -243,6 +253,7 @@ class Recorded:
         inputs: the number of each argument on the tape; None for constants.
         outputs: the same for the results.
         told: what the values are called.
+        varies: in a body, for each value the axes over which it varies.
     """
 
     results: list[Any]
@@ -250,6 +261,7 @@ class Recorded:
     inputs: list[int | None]
     outputs: list[int | None]
     told: Names
+    varies: Mapping[int, Axes]
 
     def pull(self, cotangents: Sequence[Any], last: bool = False) -> list[Any]:
         """Return the cotangents of the arguments, given those of the results.
@@ -258,27 +270,17 @@ class Recorded:
             cotangents: those of the results; None for zero.
             last: whether nobody asks again: then each operation is let go of when it is done.
         """
-        found: dict[int, Any] = {}
-
-        def add(number: int | None, g: Any) -> None:
-            if number is None or g is None:
-                return
-            before = found.get(number)
-            if before is not None:
-                place.purpose = lambda: purpose_of([self.told(number)])
-                g = total([before, g])
-            found[number] = g
-
         with at_line("") as place:
+            found = _Found(self, place)
             for number, g in zip(self.outputs, cotangents, strict=True):
-                add(number, g)
+                found.add(number, g)
             for node in _popped(self.tape) if last else reversed(self.tape):
-                own = [None if n is None else found.pop(n, None) for n in node.outputs]
+                own = [found.complete(n) for n in node.outputs]
                 if any(g is not None for g in own):
                     made = pulled(node, own, self.told, place)
                     for number, g in zip(node.inputs, made, strict=True):
-                        add(number, g)
-        return [None if n is None else found.get(n) for n in self.inputs]
+                        found.add(number, g, node.site.name)
+            return [found.complete(n) for n in self.inputs]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Return the tangents of the results, given those of the arguments."""
@@ -302,6 +304,74 @@ def _popped(tape: list[Node]) -> Iterator[Node]:
     """Yield the operations from the end, which are no longer on the tape."""
     while tape:
         yield tape.pop()
+
+
+@final
+class _Found:
+    """The cotangents that are known on the way back, by the numbers of their values.
+
+    A cotangent of several parts is summed up by what these come from: products first with products,
+    whose partial sums jit then combines once. In a body a value is widened without a word, and its
+    cotangent summed over these axes: once, when all parts are there.
+
+    Args:
+        run: what goes back.
+        place: where what is done says what for.
+    """
+
+    def __init__(self, run: Recorded, place: at_line) -> None:
+        self._run, self._place = run, place
+        self._first: dict[int, tuple[_Part, str, Any]] = {}
+        self._more: dict[int, dict[_Part, tuple[str, Any]]] = {}
+
+    def add(self, number: int | None, g: Any, origin: str = "") -> None:
+        """Add to the cotangent of a value.
+
+        Args:
+            number: the value's number; None for a constant.
+            g: what is added; None for zero.
+            origin: the operation that it comes from.
+        """
+        if number is None or g is None:
+            return
+        axes = varying(g) - self._run.varies[number] if self._run.varies else _NO_AXES
+        key, line = (origin, axes), self._place.line
+        if number not in self._first:
+            self._first[number] = key, line, g
+            return
+        parts = self._more.setdefault(number, {})
+        if not parts:
+            first, *before = self._first[number]
+            parts[first] = tuple(before)
+        known = parts.get(key)
+        parts[key] = line, g if known is None else self._sum(number, [known[1], g])
+
+    def _sum(self, number: int, parts: Sequence[Any]) -> Any:
+        self._place.purpose = lambda: purpose_of([self._run.told(number)])
+        return total(parts)
+
+    def complete(self, number: int | None) -> Any:
+        """Return the cotangent of a value, which nothing is added to any more; None for zero."""
+        if number is None or number not in self._first:
+            return None
+        key, line, g = self._first.pop(number)
+        parts = self._more.pop(number, None)
+        if parts is None:
+            if not key[1]:
+                return g
+            parts = {key: (line, g)}
+        over: dict[Axes, list[Any]] = {}
+        for (_, axes), (line, g) in parts.items():
+            self._place.line = line
+            over.setdefault(axes, []).append(g)
+        found = []
+        for axes, own in over.items():
+            g = own[0] if len(own) == 1 else self._sum(number, own)
+            if axes:
+                self._place.purpose = lambda: purpose_of([self._run.told(number)])
+                g = narrowed(g, axes)
+            found.append(g)
+        return found[0] if len(found) == 1 else self._sum(number, found)
 
 
 def recorded(
@@ -332,6 +402,7 @@ def recorded(
         [level.number(h) for h in handles],
         [level.number(h) for h in ends],
         level.told,
+        level.varies,
     )
 
 

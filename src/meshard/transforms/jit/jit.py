@@ -25,6 +25,7 @@ from typing import (
 
 import numpy as np
 
+import meshard.transforms.jit.mapped  # noqa: F401  (it says how jitted functions are mapped)
 from meshard.algebra.arguments import flag_of, refusal
 from meshard.algebra.boundary import bounded
 from meshard.algebra.mesh import ambient_mesh

@@ -141,9 +141,9 @@ def result_of(
     values = (*found.captured, *_variables(given, inside))
     if recorder is None or is_abstract():
         results = _types(found.program, values)
-    elif (level := following()) is not None:
+    elif following() is not None or (inside is None and recorder.runs):
         told = [x.removeprefix("the argument ") for x in origins]
-        results = level.called(jitted_call(found.program, name, told), values)
+        results = jitted_call(found.program, name, told).run(values)
     else:
         results = recorder.copied(found.program, values)
     return trees.unflatten(found.tree, results)

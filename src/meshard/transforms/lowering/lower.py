@@ -76,12 +76,15 @@ from meshard.transforms.program.simplify import exact_key
 from meshard.transforms.tracing.tracing import unplaced_type
 from meshard.tuning import LARGE, PACKED_CELLS
 
+Results = Sequence[Kind | Sharding | None] | None
+"""For each result the sharding that was asked for, or its whole type."""
+
 
 def lower(
     world: RuntimeWorld,
     program: Program,
     given: Sequence[Kind],
-    results: Sequence[Kind | Sharding | None] | None = None,
+    results: Results = None,
     donated: Sequence[int] | None = None,
     place: Sharding | None = None,
 ) -> Executable:
@@ -222,9 +225,7 @@ class _Lowering:
         """Return what an operand is."""
         return type(atom.value) if isinstance(atom, Literal) else self.kinds[atom]
 
-    def lowered(
-        self, results: Sequence[Kind | Sharding | None] | None, place: Sharding | None
-    ) -> Executable:
+    def lowered(self, results: Results, place: Sharding | None) -> Executable:
         """Return the program as steps."""
         for eqn in self.program.eqns:
             if eqn.call is None:
@@ -233,7 +234,7 @@ class _Lowering:
             elif isinstance(eqn.call, ConstraintCall):
                 self._constraint(eqn, eqn.call)
             elif isinstance(eqn.call, AlikeCall):
-                self._alike(eqn)
+                self._alike(eqn, results)
             elif isinstance(eqn.call, ArrayCall):
                 self._number(eqn, eqn.call)
             elif isinstance(eqn.call, NumberCall):
@@ -448,12 +449,21 @@ class _Lowering:
         (x,) = eqn.inputs
         self._placed(eqn, x, eqn.outputs[0], self._laid_out(x, call.sharding))
 
-    def _alike(self, eqn: Eqn) -> None:
+    def _alike(self, eqn: Eqn, results: Results) -> None:
         x, like = eqn.inputs
-        kind, wanted = self._array_of(x, self.kind(x)), self.kind(like)
-        if isinstance(wanted, ArrayType) and isinstance(wanted.sharding, NamedSharding):
-            kind = self.world.type_of(kind.shape, kind.dtype, wanted.sharding, True)
-        self._placed(eqn, x, eqn.outputs[0], kind)
+        (output,) = eqn.outputs
+        kind, other = self._array_of(x, self.kind(x)), self.kind(like)
+        wanted: Sharding | None = other.sharding if isinstance(other, ArrayType) else None
+        if self._guide is not None and not self._returned_as_it_is(output, results):
+            wanted = self._guide.preferred.get(output, wanted)  # nobody sees how it is laid out
+        if isinstance(wanted, NamedSharding):
+            kind = self.world.type_of(kind.shape, kind.dtype, wanted, True)
+        self._placed(eqn, x, output, kind)
+
+    def _returned_as_it_is(self, x: Var, results: Results) -> bool:
+        """Whether a value is a result that has the layout that it would have outside."""
+        asked = zip(self.program.outputs, results or repeat(None), strict=False)
+        return any(r is None for y, r in asked if y is x)
 
     def _laid_out(self, atom: Atom, sharding: Sharding) -> ArrayType:
         kind = self._array_of(atom, self.kind(atom))
@@ -476,18 +486,14 @@ class _Lowering:
         group = _Group(partial(as_number_array, call.dtype))
         self._add(group, eqn, (kind,))
 
-    def _make(
-        self, eqn: Eqn, call: MakeCall, results: Sequence[Kind | Sharding | None] | None
-    ) -> None:
+    def _make(self, eqn: Eqn, call: MakeCall, results: Results) -> None:
         kinds = [k for k in map(self.kind, eqn.inputs) if isinstance(k, ArrayType)]
         kind = call.beside(kinds)
         (output,) = eqn.outputs
         guide = self._guide
         preferred = None if call.asked or guide is None else guide.preferred.get(output)
         self.may_gain = self.may_gain or not call.asked
-        returned = zip(self.program.outputs, results or repeat(None), strict=False)
-        # What is returned as it comes has the layout that it would have outside.
-        if preferred is not None and all(r is not None for x, r in returned if x is output):
+        if preferred is not None and not self._returned_as_it_is(output, results):
             devices = set(preferred.device_order)
             if all(set(s.device_order) == devices for s in self._committed()):
                 kind = self.world.type_of(kind.shape, kind.dtype, preferred, True)

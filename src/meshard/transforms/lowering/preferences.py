@@ -78,6 +78,7 @@ def _before(eqn: Eqn, kinds: Mapping[Var, Kind], found: Found) -> Preferred:
         x, like = eqn.inputs
         kind = kinds.get(like) if isinstance(like, Var) else None
         sharding = kind.sharding if isinstance(kind, ArrayType) else None
+        sharding = found.get(eqn.outputs[0], sharding)
         return [(x, sharding)] if isinstance(x, Var) and isinstance(sharding, NamedSharding) else []
     if isinstance(eqn.call, ShardMapCall):
         return _before_body(eqn, eqn.call)

@@ -118,6 +118,11 @@ class Recorder:
         self.numbers: Iterator[int] = itertools.count() if parent is None else parent.numbers
 
     @property
+    def runs(self) -> bool:
+        """Whether what it writes down runs afterwards, on arrays, operation by operation."""
+        return self.by == "vmap" and (self.parent is None or self.parent.runs)
+
+    @property
     def traced(self) -> Recorder:
         """That of the outermost function that is traced, around this one."""
         around = self.parent

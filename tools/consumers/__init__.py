@@ -1,0 +1,1 @@
+"""Tables of what other libraries do with arrays that are spread over devices."""
