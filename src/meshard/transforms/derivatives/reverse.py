@@ -347,8 +347,12 @@ class _Found:
         parts[key] = line, g if known is None else self._sum(number, [known[1], g])
 
     def _sum(self, number: int, parts: Sequence[Any]) -> Any:
-        self._place.purpose = lambda: purpose_of([self._run.told(number)])
+        self._say(number)
         return total(parts)
+
+    def _say(self, number: int) -> None:
+        told = self._run.told  # the purpose must not refer to self, which refers to the place
+        self._place.purpose = lambda: purpose_of([told(number)])
 
     def complete(self, number: int | None) -> Any:
         """Return the cotangent of a value, which nothing is added to any more; None for zero."""
@@ -368,7 +372,7 @@ class _Found:
         for axes, own in over.items():
             g = own[0] if len(own) == 1 else self._sum(number, own)
             if axes:
-                self._place.purpose = lambda: purpose_of([self._run.told(number)])
+                self._say(number)
                 g = narrowed(g, axes)
             found.append(g)
         return found[0] if len(found) == 1 else self._sum(number, found)

@@ -187,17 +187,22 @@ def _repeated(
     for place in regions:
         numbers = groups[place]
         given = [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
-        if len(given) < 2:
+        large = _by_far_the_largest(given)
+        if large is None or len(read[large]) > 1:
             continue
-        large = max(given, key=_bytes)
-        (to, *more) = sorted(read[large])
-        if more or to == place or to not in regions:
-            continue
-        rest = sum(map(_bytes, given)) - _bytes(large)
+        (to,) = read[large]
         cone, inputs = _cone(eqns, numbers, [large])
-        if rest * 8 <= _bytes(large) and sum(map(_bytes, inputs)) <= _bytes(large):
+        if to in regions and sum(map(_bytes, inputs)) <= _bytes(large):
             again[to] += cone
     return again
+
+
+def _by_far_the_largest(values: Sequence[Var]) -> Var | None:
+    """Return the one large value among small ones."""
+    if len(values) < 2:
+        return None
+    *rest, large = sorted(values, key=_bytes)
+    return large if 8 * sum(map(_bytes, rest)) <= _bytes(large) else None
 
 
 def _cone(
