@@ -177,3 +177,33 @@ def test_one_sum_for_each_whole_parameter_however_often_it_is_used():
         rtol=1e-12,
         atol=1e-13,
     )
+
+
+@pytest.mark.parametrize("axis", ["i", "j"])
+@pytest.mark.parametrize("rows", [8, 5, 256])
+def test_parts_over_one_of_the_axes_that_are_summed_over(axis, rows):
+    """As where parameters are split within replicas: scattered, and each part summed over them."""
+
+    def body():
+        rng = np.random.default_rng(0)
+        uneven = None if rows % 8 == 0 else "balanced"
+        x = put(rng.normal(size=(16, rows)), ("i", "j"))
+        w = put(rng.normal(size=(rows, 24)), axis, uneven=uneven)
+        found = {}
+        for name, f in (("jit", meshard.jit), ("at once", lambda f: f)):
+            slope = f(meshard.grad(lambda w: mnp.sum(mnp.sin(x @ w))))
+            slope(w)
+            with ledger() as log:
+                g = slope(w)
+            assert g.sharding == w.sharding
+            told = [(r.kind, r.axes) for r in log if r.purpose == "gradient of w"]
+            other = "j" if axis == "i" else "i"
+            assert told == [("reduce-scatter", (axis,)), ("all-reduce", (other,))]
+            found[name] = whole(g)
+        return found
+
+    found = in_processes(body, (2, 4, 8))
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(16, rows)), rng.normal(size=(rows, 24))
+    for g in found.values():
+        np.testing.assert_allclose(g, x.T @ np.cos(x @ w), rtol=1e-10, atol=1e-12)

@@ -204,6 +204,15 @@ CASES = {
         [all_gather(W), all_gather(W), scatter(W), scatter(W)],
         [all_gather(W), all_gather(W), all_gather(W), scatter(W), scatter(W)],
     ),
+    "fully sharded, in two replicas": Case(
+        mlp,
+        MLP,
+        {"in": ("i",), "out": ("i",)},
+        (64, 32),
+        (("i", "j"),),
+        [*[all_gather(W)] * 2, *[scatter(W)] * 2, *[all_reduce(W // 4, 2)] * 2],
+        [*[all_gather(W)] * 3, *[scatter(W)] * 2, *[all_reduce(W // 4, 2)] * 2],
+    ),
     "fully sharded, tensor parallel": Case(
         mlp,
         MLP,

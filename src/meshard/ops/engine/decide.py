@@ -37,7 +37,7 @@ from meshard.ops.engine.decision import (
 )
 from meshard.ops.engine.each import each_row
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
-from meshard.ops.engine.reduction import Partials, plan_reduction
+from meshard.ops.engine.reduction import Partials, Scatter, plan_reduction
 from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire, fold_wire
@@ -274,7 +274,7 @@ class _Kernel:
         moves, wires = self._moves()
         outputs = self._outputs()
         if self.partial:
-            wires.append(self._fold(outputs[0]))
+            wires += self._folds(outputs[0])
         return KernelDecision(
             row=self.op,
             operands=tuple(map(self._read, self.arrays, moves, self.found.inputs)),
@@ -435,8 +435,8 @@ class _Kernel:
         return self.kernel_dtypes
 
     @cached_property
-    def scatter(self) -> tuple[int, Split] | None:
-        """The dim along which a combined result is preferred divided, and how; None for none."""
+    def scatter(self) -> tuple[int, Split, tuple[str, ...]] | None:
+        """The dim along which a combined result is preferred divided, how, and over which axes."""
         law = self.op.partial
         if not self.preferred or law is None or not isinstance(law.combine, np.ufunc):
             return None
@@ -445,7 +445,7 @@ class _Kernel:
 
     def _scattered(self, output: ArrayType) -> ArrayType:
         assert self.scatter is not None
-        dim, split = self.scatter
+        dim, split, _ = self.scatter
         placement = list(self.found.outputs[0])
         placement[dim] = split
         return self._type(output.shape, output.dtype, tuple(placement))
@@ -458,20 +458,40 @@ class _Kernel:
         partials = Partials(
             self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
         )
-        return Combination(plan_reduction(self.world, partials, scatter), scatter, output)
+        if self.scatter is None:
+            return Combination(plan_reduction(self.world, partials), None, output)
+        kept = Scatter(self.scatter[0], self.scatter[2], self._scattered(output).layout)
+        return Combination(plan_reduction(self.world, partials, kept), scatter, output)
 
-    def _fold(self, output: ArrayType) -> Wire:
-        """Return what crosses when partial results are combined."""
-        mesh, found = self.meets.mesh, self.found
-        axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
-        dims = [axes, *(s.axes for s in found.outputs[0])]
+    def _folds(self, output: ArrayType) -> list[Wire]:
+        """Return what crosses when partial results are combined.
+
+        What is divided over some of the axes is scattered over these, and of what a device keeps
+        the sum over the others is taken.
+        """
+        placement = self.found.outputs[0]
+        axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
+        if self.scatter is None:
+            return [self._fold(output, placement, axes, False)]
+        dim, split, over = self.scatter
+        wires = [self._fold(output, placement, over, True)]
+        rest = tuple(a for a in axes if a not in over)
+        if rest:
+            kept = tuple([split if d == dim else s for d, s in enumerate(placement)])
+            wires.append(self._fold(self._scattered(output), kept, rest, False))
+        return wires
+
+    def _fold(
+        self, output: ArrayType, placement: Placement, axes: tuple[str, ...], scattered: bool
+    ) -> Wire:
+        mesh = self.meets.mesh
         return fold_wire(
             output.str_short(),
             tuple(a for a in mesh.axis_names if a in axes and mesh.shape[a] > 1),
-            device_tensor(mesh.device_ids, mesh.axis_names, dims),
+            device_tensor(mesh.device_ids, mesh.axis_names, [axes, *(s.axes for s in placement)]),
             output.layout,
             sum(d.itemsize for d in self._cell_dtypes),
-            scattered=self.scatter is not None,
+            scattered=scattered,
         )
 
 
@@ -481,11 +501,13 @@ def _same(a: Placement, b: Placement) -> bool:
     )
 
 
-def _scatter(found: Propagation, preferred: Placement) -> tuple[int, Split] | None:
-    """Return the one dim that a placement divides further by the contracted axes, and how.
+def _scatter(found: Propagation, preferred: Placement) -> tuple[int, Split, tuple[str, ...]] | None:
+    """Return the one dim that a placement divides further by contracted axes, how, and by which.
 
     Each device then keeps the part of the sum that it has combined itself (a reduce-scatter), but
-    only if the preferred cuts are those that `plan_reduction` would share the work at.
+    only if the preferred cuts are those that `plan_reduction` would share the work at. Where only
+    some of the axes divide it, devices along the others keep the same part, each having combined
+    a share of it.
     """
     axes = tuple(a for f in found.reduced for a in found.factors[f].axes)
     if not axes:
@@ -502,7 +524,9 @@ def _scatter(found: Propagation, preferred: Placement) -> tuple[int, Split] | No
             own.cuts[-1],
         )
         own_axes = own.axes if own.shards > 1 else ()
-        if place is not None or want.axes != (*own_axes, *axes) or want.cuts != fine:
+        over = want.axes[len(own_axes) :]
+        divides = want.axes == (*own_axes, *over) and over and set(over) <= set(axes)
+        if place is not None or not divides or want.cuts != fine:
             return None
-        place = dim, want
+        place = dim, want, over
     return place

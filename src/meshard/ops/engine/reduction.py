@@ -141,12 +141,38 @@ class Partials:
         return math.prod(self.shape) * sum(d.itemsize for d in self.dtypes)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How a combined result stays divided among the devices that share it.
+
+    Attributes:
+        dim: the dim along which it is divided.
+        axes: the axes that divide it, of those that partial results are combined over.
+        layout: the result's layout, if these are not all of them.
+    """
+
+    dim: int
+    axes: tuple[str, ...]
+    layout: Layout | None = None
+
+    def inward(self, axes: Sequence[str]) -> list[int]:
+        """Return the numbers of the axes that are summed over, those first that divide the dim."""
+        rest = [a for a in axes if a not in self.axes]
+        return [axes.index(a) for a in (*self.axes, *rest)]
+
+
+def _longest(shape: Sequence[int], placement: Placement) -> int:
+    """Return the dim whose pieces are longest: shares of it are nearly equal."""
+    return max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+
+
 def plan_reduction(
-    world: RuntimeWorld, partials: Partials, scatter: int | None = None
+    world: RuntimeWorld, partials: Partials, scatter: Scatter | None = None
 ) -> Reduction:
     """Plan how partial results are combined.
 
-    With ``scatter`` the result stays divided along that dim among the devices that share it.
+    With ``scatter`` the result stays divided.
     """
     mesh, placement, shape = partials.mesh, partials.placement, partials.shape
     dims = [partials.axes, *(s.axes for s in placement)]
@@ -165,9 +191,9 @@ def plan_reduction(
         gather = assemble(whole, [Source(parts)], processes, me)
         some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
         return Reduction(cells, gather, None, partials.dtypes, parts.piece_count, some)
-    dim = scatter
-    if dim is None:  # any dim serves as long as the shares are nearly equal
-        dim = max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+    own_way = Scatter(_longest(shape, placement), ()) if scatter is None else scatter
+    dim = own_way.dim
+    inward = own_way.inward(partials.axes)
     # Each shard of the dim is cut once more, a share for each cell: the device of a cell brings
     # together and combines only its share, from all cells.
     own = cuts[dim]
@@ -176,15 +202,18 @@ def plan_reduction(
         own[-1],
     )
     # The cells' axis of the tensor becomes the faster part of that dim's axis.
-    shared = np.moveaxis(tensor, 0, dim + 1)
+    # Devices that keep the same part of the result combine shares that lie side by side in it.
+    sizes = [mesh.shape[a] for a in partials.axes]
+    order = np.arange(cells).reshape(sizes).transpose(inward).ravel()
+    shared = np.moveaxis(tensor[order], 0, dim + 1)
     shape_of = (*shared.shape[:dim], shared.shape[dim] * cells, *shared.shape[dim + 2 :])
     shared = np.ascontiguousarray(shared.reshape(shape_of))
     shares = (*cuts[:dim], fine, *cuts[dim + 1 :])
     middle = Layout((cells, *shape), ((0, cells), *shares), shared[None])
     gather = assemble(middle, [Source(parts)], processes, me)
     place = None
-    if scatter is None:
-        final_layout = Layout(shape, cuts, outs)
+    if len(own_way.axes) < len(partials.axes):
+        final_layout = own_way.layout or Layout(shape, cuts, outs)
         combined_shares = Source(Layout(shape, shares, shared))
         place = assemble(final_layout, [combined_shares], processes, me, world.sharing)
     return Reduction(cells, gather, place, partials.dtypes, parts.piece_count)

@@ -434,7 +434,8 @@ def _joined(
             for piece, group in enumerate(cells.of_piece)
             for number in group
         }
-        joined = combined_across(world, combination.across, own, count, law.combine)
+        pieces = decision.outputs[0].layout.piece_count
+        joined = combined_across(world, combination.across, own, pieces, law.combine)
     return [[j[k] if j else None for j in joined] for k in range(len(decision.outputs))]
 
 

@@ -28,6 +28,7 @@ from meshard.ops.dtypes.laws import accumulator
 from meshard.ops.engine.reduction import (
     Partials,
     Reduction,
+    Scatter,
     combined,
     combined_across,
     plan_reduction,
@@ -256,7 +257,7 @@ class FoldExchange:
         placement += [Split((), (0, n)) for n in self.view]
         shape = (*sizes, *self.view)
         partials = Partials(field.mesh, self.axes, tuple(placement), shape, (field.dtype,))
-        scatter = None if self.scatter is None else len(rest) + self.scatter
+        scatter = None if self.scatter is None else Scatter(len(rest) + self.scatter, self.axes)
         return plan_reduction(field.world, partials, scatter)
 
     @cached_property

@@ -91,11 +91,11 @@ def _alike(a: KernelDecision, b: KernelDecision) -> bool:
     """Whether two operations leave the same parts of sums, which are combined alike."""
     assert a.combination is not None
     assert b.combination is not None
-    one, other = a.wires[-1], b.wires[-1]
     return (
         a.outputs == b.outputs
         and a.combination.scatter == b.combination.scatter
         and a.cells.result == b.cells.result
         and a.cells.contraction_index == b.cells.contraction_index
-        and (one.kind, one.axes, one.received) == (other.kind, other.axes, other.received)
+        and [(w.kind, w.axes, w.received) for w in a.wires]
+        == [(w.kind, w.axes, w.received) for w in b.wires]
     )
