@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any, final
 
+import numpy as np
+
 from meshard.ops.derivatives.kinds import (
     Derivative,
     Linear,
@@ -225,6 +227,7 @@ BINARY: dict[str, tuple[Any, Any]] = {
     ),
     "nextafter": (1.0, None),
     "heaviside": (None, lambda y, a, b: o.equal(a, 0)),
+    "ldexp": (lambda y, a, b: o.ldexp(np.ones((), dtype_of(y)), b), None),
 }
 """For each row of two operands its partial derivatives, from the result and the operands."""
 
