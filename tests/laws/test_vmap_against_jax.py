@@ -64,7 +64,7 @@ def test_a_mapped_function_is_that_of_jax(name: str) -> None:
     f = CASES[name]
     expected, tree = meshard.tree.flatten(f(theirs()))
     found, mine = meshard.tree.flatten(f(OURS))
-    if name != "top_k":  # of which JAX returns a list
+    if name not in ("top_k", "meshgrid"):  # of which JAX returns lists
         assert mine == tree
     near = 1e-6 if any(w in name for w in ("float32", "uint8", "bool", "mixed")) else 1e-9
     for y, x in zip(found, map(np.asarray, expected), strict=True):
