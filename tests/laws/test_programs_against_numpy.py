@@ -55,6 +55,10 @@ WITHOUT_A_MODEL = {
         *("numpy.empty", "numpy.empty_like", "numpy.from_dlpack", "random.key", "random.PRNGKey"),
         "lax.with_sharding_constraint",
     },
+    "special functions; see test_special": {
+        *("lax.igamma", "lax.igammac", "lax.betainc", "lax.zeta", "lax.polygamma"),
+        *("lax.bessel_i0e", "lax.bessel_i1e", "lax.random_gamma_grad"),
+    },
     "they take functions that solve equations; see test_custom_rules": {
         *("lax.custom_linear_solve", "lax.custom_root"),
     },
@@ -167,7 +171,8 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
 
 
 LARGE_ONLY = {
-    *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope")
+    *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
+    *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
 }
 """Rows of large blocks, and of gradients, which these programs lack; see test_elementwise.py."""
 
