@@ -6,6 +6,8 @@ import functools
 import math
 from typing import Any, final
 
+import numpy as np
+
 from meshard.errors import DerivativeError
 from meshard.ops.derivatives.kinds import (
     Derivative,
@@ -281,6 +283,7 @@ BINARY: dict[str, tuple[Any, Any]] = {
     ),
     "polygamma": (_unknown("polygamma", "m"), lambda y, m, x: o.polygamma(o.add(m, 1), x)),
     "heaviside": (None, lambda y, a, b: o.equal(a, 0)),
+    "ldexp": (lambda y, a, b: o.ldexp(np.ones((), dtype_of(y)), b), None),
 }
 """For each row of two operands its partial derivatives, from the result and the operands."""
 
