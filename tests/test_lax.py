@@ -148,6 +148,8 @@ def test_every_argument_is_described_and_named_as_in_jax(name, jax):
         own = inspect.signature(getattr(jax.lax, name))
     except ValueError:  # some are made where Python sees no signature
         return
+    if "args" in own.parameters:
+        return
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     assert [p.name for p in named][: len(signature.parameters)] == [*signature.parameters]
 

@@ -91,6 +91,16 @@ from meshard.ops.lax.shape import (
     transpose as transpose,
     unstack as unstack,
 )
+from meshard.ops.lax.special import (
+    bessel_i0e as bessel_i0e,
+    bessel_i1e as bessel_i1e,
+    betainc as betainc,
+    igamma as igamma,
+    igammac as igammac,
+    polygamma as polygamma,
+    random_gamma_grad as random_gamma_grad,
+    zeta as zeta,
+)
 from meshard.ops.lax.table import (
     abs as abs,
     acos as acos,

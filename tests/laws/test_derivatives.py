@@ -77,6 +77,8 @@ SQUARES = "cholesky inv det slogdet solve eigh eigvalsh"
 MAKERS: dict[str, dict[int, Callable[[Any, np.random.Generator], Any]]] = {
     **{name: {0: _spd} for name in SQUARES.split()},
     "interp": {1: _rising},
+    "zeta": {0: _within(1.5, 3.0), 1: _within(0.5, 1.5)},
+    "betainc": {i: _within(0.2, 0.8) for i in range(3)},
     "random_scaled": {1: _within(0, 0.2), 2: _within(0.3, 0.6)},
     "clip": {1: _within(-0.5, -0.3), 2: _within(0.3, 0.5)},
     "random_triangular_of": {

@@ -56,6 +56,10 @@ WITHOUT_A_MODEL = {
         *("numpy.empty", "numpy.empty_like", "numpy.from_dlpack", "random.key", "random.PRNGKey"),
         "lax.with_sharding_constraint",
     },
+    "special functions; see test_special": {
+        *("lax.igamma", "lax.igammac", "lax.betainc", "lax.zeta", "lax.polygamma"),
+        *("lax.bessel_i0e", "lax.bessel_i1e", "lax.random_gamma_grad"),
+    },
     "they take functions that solve equations; see test_custom_rules": {
         *("lax.custom_linear_solve", "lax.custom_root"),
     },
@@ -171,6 +175,7 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
 
 
 LARGE_ONLY = {
+    *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
     *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
     "search_pieces",
 }

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.errors import DerivativeError
 from meshard.ops.derivatives.kinds import (
     Derivative,
     Linear,
@@ -125,6 +126,49 @@ def _trigamma(y: Any, x: Any) -> Any:
     return o.where(mirrored, o.subtract(o.square(_over(math.pi, sine)), found), found)
 
 
+def _gamma_density(a: Any, x: Any) -> Any:
+    """Return the density of the gamma distribution, times x."""
+    return o.exp(o.subtract(o.subtract(_mul(a, o.log(x)), x), o.lgamma(a)))
+
+
+def _igamma_of_shape(y: Any, a: Any, x: Any) -> Any:
+    some = o.greater(x, 0)
+    safe = o.where(some, x, 1)
+    found = _mul(_gamma_density(a, safe), o.random_gamma_slope(o.log(safe), a))
+    return o.where(some, o.negative(found), 0)
+
+
+def _igamma_of_place(y: Any, a: Any, x: Any) -> Any:
+    power = _mul(o.subtract(a, 1), o.log(x))
+    return o.exp(o.subtract(o.subtract(power, x), o.lgamma(a)))
+
+
+def _betainc(y: Any, a: Any, b: Any, x: Any) -> Any:
+    beta = o.subtract(o.add(o.lgamma(a), o.lgamma(b)), o.lgamma(o.add(a, b)))
+    rise = _mul(o.subtract(a, 1), o.log(x))
+    fall = _mul(o.subtract(b, 1), o.log1p(o.negative(x)))
+    return o.exp(o.subtract(o.add(rise, fall), beta))
+
+
+def _i1e(y: Any, x: Any) -> Any:
+    tiny = o.less_equal(o.absolute(x), 1e-15 if dtype_of(x).itemsize == 8 else 1e-7)
+    safe = o.where(tiny, 1, x)
+    change = o.add(o.sign(safe), o.reciprocal(safe))
+    return o.where(tiny, 0.5, o.subtract(o.bessel_i0e(x), _mul(y, change)))
+
+
+def _unknown(row: str, operand: str) -> Any:
+    """Return a factor that is not known."""
+
+    def factor(*_: Any) -> Any:
+        raise DerivativeError(
+            f"{row} has no derivative with respect to {operand}. Keep {operand} constant with "
+            "lax.stop_gradient."
+        )
+
+    return factor
+
+
 _INVERSE_LOG2, _LN2, _LN10 = 1 / math.log(2), math.log(2), math.log(10)
 _ERF = 2 / math.sqrt(math.pi)
 _ONE = Partials((1.0,))
@@ -170,6 +214,8 @@ UNARY: dict[str, Any] = {
     "digamma": _trigamma,
     "logistic": lambda y, x: _mul(y, o.subtract(1, y)),
     "nan_to_num": lambda y, x, **_: o.isfinite(x),
+    "bessel_i0e": lambda y, x: o.subtract(o.bessel_i1e(x), _mul(o.sign(x), y)),
+    "bessel_i1e": _i1e,
     "reduce_precision": 1.0,
     "again": 1.0,
     "checkpoint_name": 1.0,
@@ -226,6 +272,16 @@ BINARY: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "nextafter": (1.0, None),
+    "igamma": (_igamma_of_shape, _igamma_of_place),
+    "igammac": (
+        lambda y, a, x: o.negative(_igamma_of_shape(y, a, x)),
+        lambda y, a, x: o.negative(_igamma_of_place(y, a, x)),
+    ),
+    "zeta": (
+        _unknown("zeta", "x"),
+        lambda y, x, q: o.negative(_mul(x, o.zeta(o.add(x, 1), q))),
+    ),
+    "polygamma": (_unknown("polygamma", "m"), lambda y, m, x: o.polygamma(o.add(m, 1), x)),
     "heaviside": (None, lambda y, a, b: o.equal(a, 0)),
     "ldexp": (lambda y, a, b: o.ldexp(np.ones((), dtype_of(y)), b), None),
 }
@@ -249,6 +305,7 @@ def _within(y: Any, x: Any, low: Any, high: Any) -> Any:
 
 
 OTHERS: dict[str, Derivative] = {
+    "betainc": Partials((_unknown("betainc", "a"), _unknown("betainc", "b"), _betainc)),
     "absolute": Tangents(_absolute),
     "sign": Tangents(_sign),
     "real": Linear(_real),

@@ -70,9 +70,9 @@ def _wald(y: Any, u: Any, v: Any, mean: Any, **_: Any) -> Any:
 def _gamma(y: Any, key: Any, a: Any, *, log: bool, **_: Any) -> Any:
     if log:
         return o.random_gamma_slope(y, a)
-    some = o.greater(y, 0)
-    slope = o.random_gamma_slope(o.log(o.where(some, y, 1)), a)
-    return o.where(some, o.multiply(y, slope), 0)
+    zero = o.equal(y, 0)
+    slope = o.random_gamma_slope(o.log(o.where(zero, 1, y)), a)
+    return o.where(zero, 0, o.multiply(y, slope))
 
 
 _FLAT = """

@@ -13,12 +13,16 @@ great shapes the expansion of Cornish and Fisher is as accurate, and short.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Op, register
 from meshard.runtime.types import Block
+
+State = tuple[Block, ...]
 
 _GREAT = 5000.0
 _MOST = 10_000  # terms; about six times the root of the shape are needed
@@ -29,16 +33,16 @@ def _series(log: Block, a: Block) -> Block:
     """Return the slope for numbers below the mean."""
     from scipy.special import digamma
 
-    x = np.exp(log)
-    term, rises = np.ones_like(a), np.zeros_like(a)
-    whole, sums = np.ones_like(a), np.zeros_like(a)
-    for n in range(1, _MOST):
+    x, one, zero = np.exp(log), np.ones_like(a), np.zeros_like(a)
+
+    def turn(n: int, state: State) -> tuple[State, Block]:
+        x, a, term, rises, whole, sums = state
         term = term * (x / (a + n))
         rises = rises + 1 / (a + n)
         more = term * rises
-        whole, sums = whole + term, sums + more
-        if not (more > 1e-17 * sums).any():
-            break
+        return (x, a, term, rises, whole + term, sums + more), more > 1e-17 * (sums + more)
+
+    *_, whole, sums = _repeated(turn, (x, a, one, zero, one, zero))
     return (sums - whole * (log - digamma(a + 1))) / a
 
 
@@ -48,11 +52,9 @@ def _fraction(log: Block, a: Block) -> Block:
 
     x = np.exp(log)
     b = x + 1 - a
-    above, above_slope = np.full_like(a, 1 / _LEAST), np.zeros_like(a)
-    below = 1 / b
-    below_slope = below * below
-    found, slope = below.copy(), below_slope.copy()
-    for n in range(1, _MOST):
+
+    def turn(n: int, state: State) -> tuple[State, Block]:
+        a, b, above, above_slope, below, below_slope, found, slope = state
         factor = -n * (n - a)
         b = b + 2
         above_slope = -1 + (n - factor * above_slope / above) / above
@@ -63,12 +65,35 @@ def _fraction(log: Block, a: Block) -> Block:
         below = 1 / np.where(quotient == 0, _LEAST, quotient)
         below_slope = -quotient_slope * below * below
         ratio = above * below
-        ratio_slope = above_slope * below + above * below_slope
-        slope, found = slope * ratio + found * ratio_slope, found * ratio
-        still = abs(ratio - 1) > 1e-16
-        if not (still | (abs(ratio_slope * found) > 1e-16 * abs(slope))).any():
-            break
-    return found * (log - digamma(a)) + slope
+        change = found * (above_slope * below + above * below_slope)
+        slope, found = slope * ratio + change, found * ratio
+        still = (abs(ratio - 1) > 2e-16) | (abs(change) > 2e-16 * abs(slope))
+        return (a, b, above, above_slope, below, below_slope, found, slope), still
+
+    start = 1 / b
+    first = np.full_like(a, 1 / _LEAST), np.zeros_like(a)
+    last = _repeated(turn, (a, b, *first, start, start * start, start, start * start))
+    return last[-2] * (log - digamma(a)) + last[-1]
+
+
+def _repeated(turn: Callable[[int, State], tuple[State, Block]], state: State) -> State:
+    """Return the state of each element after as many turns as it needs by itself.
+
+    How many others need does not matter, so that results do not depend on how arrays are cut.
+    """
+    whole = tuple([x.copy() for x in state])
+    places = np.arange(len(state[0]))
+    for n in range(1, _MOST):
+        state, still = turn(n, state)
+        if not still.all():
+            for own, x in zip(whole, state, strict=True):
+                own[places[~still]] = x[~still]
+            places, state = places[still], tuple([x[still] for x in state])
+            if not len(places):
+                break
+    for own, x in zip(whole, state, strict=True):
+        own[places] = x
+    return whole
 
 
 def _expansion(log: Block, a: Block) -> Block:
