@@ -72,4 +72,13 @@ def drawn(rng: np.random.Generator, rows: int = 7, columns: int = 5) -> dict[str
 
 def evaluated(call: str, xp: Any, arrays: dict[str, Any]) -> Any:
     """Return what an expression gives with a library, and arrays."""
-    return eval(call.removeprefix("!"), {"xp": xp, "np": np, **arrays})
+    return eval(call.removeprefix("!"), {"xp": xp, "np": np, "changed": changed, **arrays})
+
+
+def changed(function: Any, x: Any, *args: Any) -> Any:
+    """Return what a function that changes arrays in NumPy makes of one, which stays as it is."""
+    if not isinstance(x, np.ndarray):
+        return function(x, *args, inplace=False)
+    found = x.copy()
+    function(found, *args)
+    return found

@@ -26,8 +26,9 @@ from meshard.runtime.array.operators import ArrayOperators
 from tests.tracebacks import internal_frames, watched
 
 MODULES = (mnp, mnp.linalg, mnp.fft, lax, nn, random)
-NOT_TRIED = {"block_until_ready", "delete", "at", "save_html", "save_svg"}
-"""Methods of `Array` that take no arguments, write files, or would spoil the array for others."""
+NOT_TRIED = {"block_until_ready", "delete", "at", "save_html", "save_svg", "choose"}
+"""Methods of `Array` that take no arguments, write files, would spoil the array for others, or
+need integers."""
 
 
 def _cyclic() -> list[Any]:
@@ -131,7 +132,7 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     **_named(square, "init init_val b a1 a2 ar src keys xs update on_true on_false"),
     **_named(line, "ar1 ar2 v xp bins test_elements logits"),
     **_named(whole, "indices"),
-    **_named(mask, "condition pred"),
+    **_named(mask, "condition pred mask"),
     **_named(lambda: [square(), square()], "arrays operands tup"),
     **_named(lambda: mnp.ones((1, 4, 2, 2)), "query value"),
     **_named(lambda: 0, "axis dimension start_dimension axis1 start lower minval loc left seed"),
@@ -141,7 +142,10 @@ BY_NAME: dict[str, Callable[[], Any]] = {
     **_named(lambda: 2, "stop upper maxval scale right concentration indices_or_sections repeats"),
     **_named(lambda: 2, "num_classes slice_size limit_index max df dfnum dfden lam mean"),
     **_named(lambda: 3, "exponent_bits mantissa_bits"),
-    **_named(lambda: 0.5, "q p"),
+    **_named(lambda: 0.5, "q p beta"),
+    **_named(lambda: 3, "deg M new_shape"),
+    **_named(lambda: 0, "obj ind val vals"),
+    **_named(line, "filt"),
     **_named(lambda: (4, 4), "shape new_sizes sizes slice_sizes dimensions limit_indices"),
     **_named(lambda: (0, 0), "start_indices"),
     **_named(lambda: (0, 1), "axes broadcast_dimensions permutation"),
@@ -186,6 +190,47 @@ OVERRIDES: dict[str, Given] = {
         dict.fromkeys(("a", "b", "x1", "x2"), lambda: mnp.ones((4, 3))),
     ),
     "numpy.linalg.outer": {"x1": line, "x2": line},
+    "numpy.apply_along_axis": {
+        "func1d": lambda: lambda v, *more: v * 2,
+        "axis": lambda: 0,
+    },
+    "numpy.gradient": {"f": square, "varargs": lambda: 2.0},
+    "numpy.unwrap": {"p": line},
+    "numpy.apply_over_axes": {"func": lambda: mnp.sum, "axes": lambda: (0,)},
+    "numpy.block": {"arrays": lambda: [square(), square()]},
+    **{f"numpy.{name}": {"inplace": lambda: False} for name in ("put", "fill_diagonal", "place")},
+    "numpy.put_along_axis": {
+        "indices": lambda: mnp.zeros((4, 4), "int32"),
+        "values": lambda: 1.5,
+        "inplace": lambda: False,
+    },
+    "numpy.convolve": {"a": line, "v": line},
+    "numpy.correlate": {"a": line, "v": line},
+    "numpy.histogram2d": {"x": line, "y": line},
+    "numpy.histogramdd": {"sample": square},
+    "numpy.insert": {"values": lambda: 2.0, "axis": lambda: 0},
+    "numpy.ix_": {"args": whole},
+    "numpy.ldexp": {"x2": lambda: 2},
+    "numpy.lexsort": {"keys": lambda: [line(), line()]},
+    "numpy.matvec": {"x2": line},
+    "numpy.vecmat": {"x1": line},
+    "numpy.packbits": {"a": integers},
+    "numpy.unpackbits": {"a": lambda: mnp.ones(3, "uint8")},
+    "numpy.piecewise": {"condlist": lambda: [mask()], "funclist": lambda: [1.0]},
+    **{
+        f"numpy.{name}": dict.fromkeys(("a1", "a2", "u", "v", "p", "seq_of_zeros"), line)
+        for name in ("polyadd", "polysub", "polymul", "polydiv", "polyder", "polyint", "poly")
+    },
+    "numpy.roots": {"p": line},
+    "numpy.polyfit": {"x": line, "y": line},
+    "numpy.ravel_multi_index": {
+        "multi_index": lambda: [whole(), whole()],
+        "dims": lambda: (4, 4),
+        "mode": lambda: "clip",
+    },
+    "numpy.bitwise_count": _integers("x"),
+    "numpy.linalg.tensorinv": {"ind": lambda: 1},
+    "numpy.linalg.tensorsolve": {"b": line},
     "numpy.choose": {"a": lambda: mnp.asarray([0, 1]), "choices": lambda: [line()[:2], 3]},
     "numpy.compress": {"condition": lambda: mnp.asarray([True, False])},
     "numpy.dsplit": {"ary": lambda: mnp.ones((2, 2, 4))},
@@ -268,6 +313,7 @@ OVERRIDES: dict[str, Given] = {
         f"Array.at.{how}": {"index": lambda: 0, "values": line}
         for how in ["set", "add", "subtract", "multiply", "mul", "divide", "power", "min", "max"]
     },
+    "Array.compress": {"condition": lambda: [True, False]},
     "Array.__matmul__": {"other": square},
     "Array.__rmatmul__": {"other": square},
     "Array.__contains__": {"value": lambda: 0.25},

@@ -19,8 +19,8 @@ from tests.test_api import public_modules
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("gradint", "NumPy has numpy.gradient, but meshard.numpy does not"),
-        ("gradient", "NumPy has numpy.gradient, but meshard.numpy does not"),
+        ("nditr", "NumPy has numpy.nditer, but meshard.numpy does not"),
+        ("nditer", "NumPy has numpy.nditer, but meshard.numpy does not"),
         ("concatenat", "Did you mean 'concatenate'"),
         ("relu", "Use meshard.nn.relu"),
         ("xyzzy", "'meshard.numpy' has no attribute 'xyzzy'$"),

@@ -83,7 +83,7 @@ def test_no_function_answers_for_values_that_are_elsewhere() -> None:
     assert answered == ANSWER_BY_TYPE
     start = "NAME: This array float64[8,2] spans processes: process 1 holds 4 of its 8 pieces"
     advised = [text for text in refusals if text.startswith(start)]
-    assert len(advised) > 100
+    assert len(advised) > 30
     assert all("the function of this name in meshard.numpy" in text for text in advised)
     # A list of arrays is not asked, where a function takes one array; NumPy then reads its arrays.
     assert all(

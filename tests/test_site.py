@@ -10,13 +10,14 @@ import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(DOCS))
 
-from machinery import names, notebooks, programs  # noqa: E402
+from machinery import names, notebooks, numpy_names, programs  # noqa: E402
 
 from meshard._version import DOCS as DOCS_ADDRESS  # noqa: E402
 from meshard._version import REPOSITORY  # noqa: E402
@@ -217,3 +218,52 @@ def test_readme_links_are_whole_on_a_package_index() -> None:
         if page != target:
             name = page.partition("#")[0].removesuffix(".html")
             assert any((DOCS / f"{name}{end}").exists() for end in (".md", ".py")), target
+
+
+# NumPy's names
+
+
+NEWEST = np.__version__.startswith("2.4.")
+"""Whether this is the NumPy of which the page tells."""
+
+
+def test_every_name_of_numpy_has_an_answer():
+    bare = [a.name for a in numpy_names.answers() if not a.here and not a.why]
+    assert not (bare and NEWEST), f"give each a reason in docs/machinery/numpy_names.py: {bare}"
+    assert len(list(numpy_names.answers())) > 550
+
+
+@pytest.mark.skipif(not NEWEST, reason="the page tells of another NumPy")
+def test_the_page_of_numpys_names_is_what_they_say():
+    made = numpy_names.page()
+    told = numpy_names.PAGE.read_text(encoding="utf-8")
+    assert told == made, "python docs/machinery/numpy_names.py --write"
+
+
+def test_no_reason_is_left_over():
+    missing = {a.name.rpartition(".")[2] for a in numpy_names.answers() if not a.here}
+    assert not NEWEST or numpy_names.NOT_HERE.keys() <= missing
+    assert set(numpy_names.NOT_HERE.values()) <= numpy_names.REASONS.keys()
+
+
+OTHER_PLACES = {"numpy.ndarray.astype": "copy and device, as the Array API standard has them"}
+
+
+def test_arguments_have_the_places_that_they_have_in_numpy():
+    wrong = {}
+    for space, (theirs, ours) in numpy_names.SPACES.items():
+        for name in numpy_names.public(theirs):
+            if hasattr(ours, name) and f"{space}.{name}" not in OTHER_PLACES:
+                why = numpy_names.misplaced(getattr(theirs, name), getattr(ours, name))
+                wrong |= {f"{space}.{name}": why} if why else {}
+    assert wrong == {}
+
+
+def test_a_misplaced_argument_is_noticed():
+    assert numpy_names.misplaced(np.sum, lambda a, axis, keepdims: a) == (
+        "keepdims where NumPy has dtype"
+    )
+    assert numpy_names.compared(np.sum, lambda a, axis=None, more=1: a) == (
+        ("dtype", "keepdims", "initial", "where"),
+        ("more",),
+    )

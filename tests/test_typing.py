@@ -199,6 +199,7 @@ DOORS = [
 
 # What returns a value that really can be anything, or a tree of another make than its argument.
 ANYTHING = {
+    "numpy.polyfit": "the coefficients, and with full= or cov= more",
     "lax.custom_linear_solve": "a tree like the right-hand side, or a pair",
     "lax.custom_root": "a tree like the guess, or a pair",
     "jvp": "a pair, or three with what else the function returns",

@@ -35,17 +35,27 @@ GROUPS = {
     "ops.array.elementwise": "Elementwise",
     "ops.lax.elementwise": "Elementwise, with options",
     "ops.lax.table": "Elementwise",
+    "ops.made.pads": "Joining, splitting and repeating",
+    "ops.made.editing": "Joining, splitting and repeating",
+    "ops.made.grids": "Patterns and shapes",
+    "ops.made.choices": "Made of other functions",
     "ops.reductions.composed": "Made of other functions",
+    "ops.made.polynomials": "Polynomials",
+    "ops.made.signals": "Signals",
+    "transforms.batching.apply": "Programs of functions",
     "ops.reductions.reduce": "Sums, extremes and truth",
     "ops.lax.reduce": "Reductions, products and sorting",
     "ops.reductions.moments": "Means and variances",
+    "ops.reductions.quantiles": "Quantiles, and sums without NaN",
     "ops.reductions.statistics": "Quantiles, and sums without NaN",
     "ops.reductions.histogram": "Counting",
+    "ops.made.counts": "Counting",
     "ops.reductions.scan": "Running sums and differences",
     "ops.reductions.sort": "Sorting and searching",
     "ops.reductions.sets": "Sets",
     "ops.linalg.contract": "Products",
     "ops.linalg.einsum": "Products",
+    "ops.linalg.products": "Products",
     "ops.linalg.covariance": "Covariance",
     "ops.linalg.norms": "Norms, diagonals and traces",
     "ops.linalg.decompose": "Decompositions",
@@ -118,7 +128,7 @@ class Entry:
             return "data"
         if inspect.isclass(self.value):
             return "exception" if issubclass(self.value, BaseException) else "class"
-        return "function"
+        return "function" if callable(self.value) else "data"
 
     @property
     def group(self) -> str:

@@ -108,3 +108,55 @@ def test_results_are_numpys(name: str) -> None:
 
     wrong = alone(body)
     assert not wrong, "\n".join(wrong)
+
+
+# what moves
+
+LARGE = 211, 149
+"""Rows and columns of arrays of which a share is far more than what is known beforehand."""
+MORE = {
+    "nanmedian quantile percentile median nanquantile": "elements between samples are few, of more",
+    "cov corrcoef": "each device has a sum of products of all rows, which are added up",
+    "histogram": "rules ask for quartiles, or try a hundred numbers of bins",
+    "linalg.pinv": "each matrix is made whole",
+    "union1d": "short arrays are sorted by all devices",
+    "lexsort": "each of many keys is sorted; short ones by all devices",
+    "add": "what is no reduction is combined by halves, or one after another",
+    "convolve correlate": "the shorter of two short arrays is made whole",
+    "tril_indices_from triu_indices_from": "an index with arrays, which is another function",
+    "put_along_axis": "an update by arrays of positions, which is another function",
+}
+"""Functions with a call of which a device receives more, and why."""
+
+
+def received(call: str) -> tuple[float, float]:
+    """Return the bytes that one device receives at most, and its share of what there is."""
+    arrays = drawn(np.random.default_rng(zlib.crc32(call.encode())), *LARGE)
+    mine = used(call, arrays)
+    ours = {n: placed(v, 0 if v.ndim > 1 else 3) for n, v in mine.items()}
+    with meshard.debug.ledger() as log:
+        found = quietly(lambda: evaluated(call, mnp, ours))
+    made = sum(x.nbytes for x in found if isinstance(x, meshard.Array))
+    share = (sum(x.nbytes for x in ours.values()) + made) / 8
+    return max(log.received.values(), default=0), share
+
+
+def gathers(call: str) -> bool:
+    """Whether a device receives much more than its share, or a few thousand bytes."""
+    most, share = received(call)
+    return most > 2 * share + 2000
+
+
+@pytest.mark.no_job
+def test_nothing_is_brought_together() -> None:
+    def body() -> set[str]:
+        return {name for name, call in CALLS if gathers(call)}
+
+    excused = {name for names in MORE for name in names.split()}
+    assert alone(body) <= excused
+
+
+@pytest.mark.no_job
+def test_what_is_brought_together_is_noticed() -> None:
+    assert alone(lambda: gathers("xp.sort(a, 0)")) is False
+    assert alone(lambda: gathers("xp.linalg.det(f[: f.shape[1]])")) is True

@@ -39,8 +39,9 @@ MADE_OF_NUMBERS = (
     "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
-    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize "
-    "numpy.writeable"
+    "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize numpy.kaiser "
+    "numpy.bartlett numpy.blackman numpy.hamming numpy.hanning numpy.diag_indices_from "
+    "numpy.tril_indices_from numpy.triu_indices_from numpy.writeable"
 )
 """Functions of shapes, dtypes and numbers, which do not say where the result lies.
 
@@ -101,6 +102,27 @@ SPECIAL: dict[str, Callable[..., Any]] = {
         mnp.histogram(mnp.zeros(3), 2, (0, s)),
         mnp.histogram_bin_edges(mnp.zeros(3), 2, (0, s)),
     ],
+    "numpy.apply_along_axis": lambda m, **_: mnp.apply_along_axis(lambda v: v * 2, 0, m),
+    "numpy.apply_over_axes": lambda m, **_: mnp.apply_over_axes(mnp.sum, m, (0, 1)),
+    "numpy.block": lambda m, **_: mnp.block([[m, m], [m, m]]),
+    "numpy.fill_diagonal": lambda m, **_: mnp.fill_diagonal(m, 1, inplace=False),
+    "numpy.place": lambda m, **_: mnp.place(m, m > 1, [1, 2], inplace=False),
+    "numpy.put": lambda m, i, **_: mnp.put(m, i, 1.5, inplace=False),
+    "numpy.put_along_axis": lambda m, w, **_: mnp.put_along_axis(m, w, 1.5, 0, inplace=False),
+    "numpy.insert": lambda m, v, **_: [mnp.insert(m, 1, 2, 0), mnp.insert(v, [1, 2], v[:2])],
+    "numpy.packbits": lambda b, **_: mnp.packbits(b),
+    "numpy.unpackbits": lambda i, **_: mnp.unpackbits(i.astype("uint8")),
+    "numpy.piecewise": lambda v, b, **_: mnp.piecewise(v, [b], [lambda x: -x]),
+    "numpy.polyfit": lambda v, **_: mnp.polyfit(v, v, 1),
+    "numpy.ravel_multi_index": lambda i, **_: mnp.ravel_multi_index((i, i), (4, 4)),
+    "numpy.histogramdd": lambda m, **_: mnp.histogramdd(m[:, :2], 2, ((0, 1), (0, 1))),
+    "linalg.tensorsolve": lambda m, v, **_: mnp.linalg.tensorsolve(m, v[:4]),
+    "linalg.tensorinv": lambda m, **_: mnp.linalg.tensorinv(m, 1),
+    "Array.choose": lambda w, v, **_: (w % 2).choose([v[:4], v[1:]]),
+    "Array.compress": lambda m, b, **_: m.compress(b[:4], 0),
+    "Array.partition": lambda m, **_: m.partition(1),
+    "Array.argpartition": lambda m, **_: m.argpartition(1),
+    "Array.flat": lambda m, **_: m.flat,
     "numpy.array_equal": lambda v, m, **_: [mnp.array_equal(v, m), mnp.array_equal(m, [1])],
     "numpy.unravel_index": lambda w, **_: mnp.unravel_index(w, (2, 2)),
     "numpy.repeat": lambda v, i, **_: mnp.repeat(v, i),

@@ -31,7 +31,7 @@ PUBLIC = [f for f in public_functions() if ALL or crc32(f.name.encode()) % 3 == 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SIZE = 3
-DEPENDS = "unique set union1d intersect1d nonzero argwhere"
+DEPENDS = "unique set union1d intersect1d nonzero argwhere trim_zeros"
 """Words in the names of functions whose results' shapes depend on values."""
 
 

@@ -35,11 +35,12 @@ def anything(d: Draw, name: str) -> Call:
 
 @case(
     "numpy: floor ceil trunc rint signbit isneginf isposinf nan_to_num reciprocal frexp modf"
+    " spacing"
     " lax: floor ceil reciprocal round"
 )
 def of_floats(d: Draw, name: str) -> Call:
     kinds = {"floor": "ifhs", "ceil": "ifhs", "trunc": "ifhs", "isneginf": "ifh", "isposinf": "ifh"}
-    kinds |= {"frexp": "f", "modf": "f", "nan_to_num": "bifc", "reciprocal": "fhsc"}
+    kinds |= {"frexp": "f", "modf": "f", "spacing": "f", "nan_to_num": "bifc", "reciprocal": "fhsc"}
     return _one(d, kinds.get(name, FLOATS))
 
 
@@ -49,9 +50,11 @@ def signs(d: Draw, name: str) -> Call:
     return _one(d, kinds.get(name, ALL))
 
 
-@case("numpy: invert bitwise_not bitwise_invert lax: bitwise_not population_count clz")
+@case(
+    "numpy: invert bitwise_not bitwise_invert bitwise_count lax: bitwise_not population_count clz"
+)
 def bits(d: Draw, name: str) -> Call:
-    return _one(d, "i" if name in ("clz", "population_count") else "bi")
+    return _one(d, "i" if "count" in name or name == "clz" else "bi")
 
 
 @case(
@@ -174,6 +177,12 @@ def powers(d: Draw, name: str) -> Call:
     domain = "positive" if "pow" in name else "any"
     kinds = "f" if name in ("float_power", "lax.pow", "logaddexp2") else "fh"
     return tuple(pair(d, kinds, domain)), {}
+
+
+@case("numpy: ldexp")
+def scaled(d: Draw, name: str) -> Call:
+    x = d.array("f", domain="finite")
+    return (x, d.given(np.asarray(d.rng.integers(-3, 4, d.value(x).shape)))), {}
 
 
 @case("numpy: gcd lcm")

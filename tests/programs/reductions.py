@@ -324,6 +324,15 @@ def bincount(d: Draw, name: str) -> Call:
     return (x,), kwargs
 
 
+@case("numpy: convolve correlate", ulps=64, sums=True)
+def sliding(d: Draw, name: str) -> Call:
+    x, y = (
+        d.array("if", shape=(d.integer(1, 20),), domain="small", ok=lambda v: v.size > 0)
+        for _ in range(2)
+    )
+    return (x, y), {"mode": d.one_of(["full", "same", "valid"])}
+
+
 @case("numpy: interp", ulps=16, sums=True)
 def interp(d: Draw, name: str) -> Call:
     count = d.integer(2, 7)

@@ -56,6 +56,7 @@ from meshard.ops.array.elementwise import (
     arctanh as arctanh,
     astype as astype,
     bitwise_and as bitwise_and,
+    bitwise_count as bitwise_count,
     bitwise_or as bitwise_or,
     bitwise_xor as bitwise_xor,
     cbrt as cbrt,
@@ -90,6 +91,7 @@ from meshard.ops.array.elementwise import (
     isinf as isinf,
     isnan as isnan,
     lcm as lcm,
+    ldexp as ldexp,
     left_shift as left_shift,
     less as less,
     less_equal as less_equal,
@@ -123,6 +125,7 @@ from meshard.ops.array.elementwise import (
     signbit as signbit,
     sin as sin,
     sinh as sinh,
+    spacing as spacing,
     sqrt as sqrt,
     square as square,
     subtract as subtract,
@@ -219,7 +222,73 @@ from meshard.ops.linalg.norms import (
     diagonal as diagonal,
     trace as trace,
 )
+from meshard.ops.linalg.products import (
+    matvec as matvec,
+    vecmat as vecmat,
+)
+from meshard.ops.made import ufuncs as _ufuncs  # noqa: F401  (which gives add its reduce)
+from meshard.ops.made.choices import (
+    apply_over_axes as apply_over_axes,
+    fabs as fabs,
+    fill_diagonal as fill_diagonal,
+    fix as fix,
+    packbits as packbits,
+    piecewise as piecewise,
+    place as place,
+    put as put,
+    put_along_axis as put_along_axis,
+    real_if_close as real_if_close,
+    unpackbits as unpackbits,
+)
+from meshard.ops.made.counts import (
+    histogram2d as histogram2d,
+    histogramdd as histogramdd,
+    lexsort as lexsort,
+    sort_complex as sort_complex,
+)
+from meshard.ops.made.editing import (
+    block as block,
+    delete as delete,
+    insert as insert,
+    resize as resize,
+    rollaxis as rollaxis,
+    trim_zeros as trim_zeros,
+)
+from meshard.ops.made.grids import (
+    c_ as c_,
+    diag_indices_from as diag_indices_from,
+    ix_ as ix_,
+    mgrid as mgrid,
+    ogrid as ogrid,
+    r_ as r_,
+    ravel_multi_index as ravel_multi_index,
+    tril_indices_from as tril_indices_from,
+    triu_indices_from as triu_indices_from,
+)
 from meshard.ops.made.pads import pad as pad
+from meshard.ops.made.polynomials import (
+    poly as poly,
+    polyadd as polyadd,
+    polyder as polyder,
+    polydiv as polydiv,
+    polyfit as polyfit,
+    polyint as polyint,
+    polymul as polymul,
+    polysub as polysub,
+    roots as roots,
+)
+from meshard.ops.made.signals import (
+    bartlett as bartlett,
+    blackman as blackman,
+    convolve as convolve,
+    correlate as correlate,
+    gradient as gradient,
+    hamming as hamming,
+    hanning as hanning,
+    kaiser as kaiser,
+    sinc as sinc,
+    unwrap as unwrap,
+)
 from meshard.ops.reductions.composed import (
     allclose as allclose,
     angle as angle,
@@ -321,6 +390,10 @@ from meshard.runtime.array.in_place import writeable as writeable
 
 abs = absolute
 acos = arccos
+amax = max
+amin = min
+around = round
+asanyarray = asarray
 acosh = arccosh
 asin = arcsin
 asinh = arcsinh
@@ -352,6 +425,33 @@ float32 = _numpy.float32
 float64 = _numpy.float64
 complex64 = _numpy.complex64
 complex128 = _numpy.complex128
+byte = _numpy.byte
+ubyte = _numpy.ubyte
+short = _numpy.short
+ushort = _numpy.ushort
+intc = _numpy.intc
+uintc = _numpy.uintc
+int_ = _numpy.int_
+uint = _numpy.uint
+intp = _numpy.intp
+uintp = _numpy.uintp
+long = _numpy.long
+ulong = _numpy.ulong
+longlong = _numpy.longlong
+ulonglong = _numpy.ulonglong
+half = _numpy.half
+single = _numpy.single
+double = _numpy.double
+csingle = _numpy.csingle
+cdouble = _numpy.cdouble
+generic = _numpy.generic
+number = _numpy.number
+integer = _numpy.integer
+signedinteger = _numpy.signedinteger
+unsignedinteger = _numpy.unsignedinteger
+inexact = _numpy.inexact
+floating = _numpy.floating
+complexfloating = _numpy.complexfloating
 bfloat16 = _ml_dtypes.bfloat16
 float8_e4m3fn = _ml_dtypes.float8_e4m3fn
 float8_e5m2 = _ml_dtypes.float8_e5m2
@@ -363,6 +463,9 @@ dtype = _numpy.dtype
 ndarray = _Array
 issubdtype = _numpy.issubdtype
 newaxis = None
+s_ = _numpy.s_
+index_exp = _numpy.index_exp
+errstate = _numpy.errstate
 __array_api_version__ = "2025.12"
 __array_namespace_info__ = _info.namespace_info
 pi = _numpy.pi
@@ -373,6 +476,7 @@ euler_gamma = _numpy.euler_gamma
 
 if _typing.TYPE_CHECKING:
     from meshard.numpy import fft as fft, linalg as linalg
+    from meshard.transforms.batching.apply import apply_along_axis as apply_along_axis
     from meshard.transforms.batching.vectorize import vectorize as vectorize
 else:
     __all__, __dir__, __getattr__ = _door(
@@ -380,6 +484,7 @@ else:
         late=(
             "meshard.numpy.fft",
             "meshard.numpy.linalg",
+            "meshard.transforms.batching.apply:apply_along_axis",
             "meshard.transforms.batching.vectorize:vectorize",
         ),
         reference="numpy",

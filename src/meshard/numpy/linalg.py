@@ -41,6 +41,10 @@ from meshard.ops.linalg.functions import (
     pinv as pinv,
     trace as trace,
 )
+from meshard.ops.linalg.products import (
+    tensorinv as tensorinv,
+    tensorsolve as tensorsolve,
+)
 from meshard.ops.linalg.norms import (
     matrix_norm as matrix_norm,
     norm as norm,

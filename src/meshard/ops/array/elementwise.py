@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.formulas import FORMULAS, computed, logistic_formula
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.checked import AnyDtypeLike, checked
+from meshard.ops.dims import Axis
 from meshard.ops.dtypes.laws import as_dtype, same_dtype
-from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, cast, kind_of, limits_of
+from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, kind_of, limits_of
+from meshard.ops.dtypes.promotion import cast as converted
+from meshard.ops.engine.concrete import is_traced
 from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
@@ -35,8 +38,52 @@ class Unary(Protocol):
 class Binary(Protocol):
     """An elementwise operation on two arrays, which broadcast."""
 
+    nin: int
+    nout: int
+    nargs: int
+    identity: Any
+
     def __call__(self, x1: ArrayLike, x2: ArrayLike, /) -> Array:
         """Apply it to each pair of elements."""
+
+    def reduce(
+        self,
+        a: ArrayLike,
+        axis: Axis = 0,
+        dtype: AnyDtypeLike = None,
+        out: None = None,
+        keepdims: bool = False,
+        **more: ArrayLike | None,
+    ) -> Array:
+        """Return the elements combined over dims, the first by default.
+
+        ``initial=`` and ``where=`` mean what they do to `sum`.
+        """
+
+    def accumulate(
+        self, a: ArrayLike, axis: int = 0, dtype: AnyDtypeLike = None, out: None = None
+    ) -> Array:
+        """Return the elements up to each one combined, along a dim."""
+
+    def reduceat(
+        self,
+        a: ArrayLike,
+        indices: ArrayLike | Sequence[int],
+        axis: int = 0,
+        dtype: AnyDtypeLike = None,
+        out: None = None,
+    ) -> Array:
+        """Return the elements between positions combined, along a dim."""
+
+    def outer(self, A: ArrayLike, B: ArrayLike, /) -> Array:
+        """Return what it gives for each pair of elements of two arrays."""
+
+    def at(self, a: ArrayLike, indices: Any, b: ArrayLike, /, *, inplace: bool = True) -> Array:
+        """Return the array with elements at positions combined with others."""
+
+
+BINARY: dict[str, Binary] = {}
+"""The operations on two arrays, which get the methods of NumPy's ufuncs (`ops/made/ufuncs`)."""
 
 
 def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
@@ -90,7 +137,8 @@ def _binary(name: str, kernel: Callable[..., Any], text: str, kind: str = "float
     def function(x1: ArrayLike, x2: ArrayLike, /) -> Array:
         return bind(name, x1, x2)
 
-    return _finish(function, name, text, "x, x", kind)
+    BINARY[name] = found = cast(Binary, _finish(function, name, text, "x, x", kind))
+    return found
 
 
 def _special(name: str) -> Callable[..., Any]:
@@ -170,6 +218,10 @@ signbit = _unary("signbit", np.signbit, "Return where the sign bit is set.")
 logical_not = _unary("logical_not", np.logical_not, "Return where the elements are zero.")
 conjugate = _unary("conjugate", np.conjugate, "Return the complex conjugates.")
 invert = _unary_integer("invert", np.invert, "Return the elements with all bits flipped.")
+bitwise_count = _unary_integer(
+    "bitwise_count", np.bitwise_count, "Return how many bits of the absolute values are set."
+)
+spacing = _unary("spacing", np.spacing, "Return the distances to the next floats from zero.")
 
 add = _binary("add", np.add, "Return the sums.")
 subtract = _binary("subtract", np.subtract, "Return the differences.")
@@ -191,6 +243,7 @@ logaddexp2 = _binary("logaddexp2", np.logaddexp2, "Return log2(2**x1 + 2**x2), s
 copysign = _binary("copysign", np.copysign, "Return the first magnitudes with the second signs.")
 nextafter = _binary("nextafter", np.nextafter, "Return the next floats after x1 towards x2.")
 heaviside = _binary("heaviside", np.heaviside, "Return the step function of x1, x2 where it is 0.")
+ldexp = _binary("ldexp", np.ldexp, "Return x1 times 2 to the power of integers x2.", "int")
 gcd = _binary("gcd", np.gcd, "Return the greatest common divisors.", "int")
 lcm = _binary("lcm", np.lcm, "Return the least common multiples.", "int")
 bitwise_and = _binary("bitwise_and", np.bitwise_and, "Return the bits set in both.", "int")
@@ -235,8 +288,8 @@ def _round(x: Block, decimals: int, out: Block | None = None) -> Any:
 
 def _astype(x: Block, dtype: Dtype, out: Block | None = None) -> Block:
     if out is None:
-        return cast(x, dtype)
-    np.copyto(out, cast(x, dtype) if dtype in EXTENDED else x, casting="unsafe")
+        return converted(x, dtype)
+    np.copyto(out, converted(x, dtype) if dtype in EXTENDED else x, casting="unsafe")
     return out
 
 
@@ -382,6 +435,14 @@ def limited(x: Any, low: Any, high: Any) -> Any:
     if type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf":
         return bind("clip", x, low, high)  # in a program the two below are one pass
     return bind("minimum", bind("maximum", x, low), high)
+
+
+def bounded_flat(x: Any, low: Any, high: Any) -> Any:
+    """Return the elements limited to an interval, at whose ends the derivative is zero."""
+    if not is_traced(x):
+        return limited(x, low, high)
+    raised = bind("where", bind("less_equal", x, low), low, x)
+    return bind("where", bind("greater_equal", raised, high), high, raised)
 
 
 def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:

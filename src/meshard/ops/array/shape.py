@@ -445,11 +445,11 @@ def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Array:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
-def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
+def broadcast_to(array: ArrayLike, shape: ShapeLike) -> Array:
     """Return the array repeated along dims of size one to a shape; no memory is used.
 
     Args:
-        a: the array.
+        array: the array.
         shape: the result's shape; dims that the array does not have come first.
 
     Raises:
@@ -461,7 +461,7 @@ def broadcast_to(a: ArrayLike, shape: ShapeLike) -> Array:
     >>> mnp.broadcast_to(mnp.ones(4, device=split), (3, 4)).sharding.spec
     P(None, 'i')
     """
-    x, wanted = as_array(a), shape_of(shape, "broadcast_to")
+    x, wanted = as_array(array), shape_of(shape, "broadcast_to")
     tail = wanted[len(wanted) - x.ndim :] if x.ndim <= len(wanted) else ()
     fits = len(tail) == x.ndim and all(n in (1, m) for n, m in zip(x.shape, tail, strict=True))
     if not fits or any(n < 0 for n in wanted):

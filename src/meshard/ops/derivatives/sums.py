@@ -215,7 +215,19 @@ def _cumsum(site: Site, number: int, g: Values) -> Any:
     return _flipped(found, dim)
 
 
+def _correlate(site: Site, number: int, g: Values) -> Any:
+    """Return the cotangent of a row of windows, or of what slides along it."""
+    x, v = site.operands
+    if number:
+        return o.correlate(x, g[0])
+    beyond = v.shape[-1] - 1
+    last = g[0].ndim - 1
+    wide = o.pad_zeros(g[0], dims=((last, (beyond, beyond)),)) if beyond else g[0]
+    return o.correlate(wide, o.flip(v, dims=((v.ndim - 1, ()),)))
+
+
 SUMS: dict[str, Derivative] = {
+    "correlate": Linear(_correlate, together=False),
     "contract": Linear(_contract, together=False),
     "sum": Linear(_sum),
     "prod": _weighted(_others),

@@ -20,9 +20,9 @@ _FLAT = """
     logical_not logical_and logical_or logical_xor
     floor ceil trunc rint round round_away floor_divide
     invert gcd lcm bitwise_and bitwise_or bitwise_xor left_shift right_shift shift_right_logical
-    population_count leading_zeros bitcast
+    population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
-    argsort searchsorted positions positions_within first_true
+    argsort searchsorted search_pieces positions positions_within first_true
     stop_gradient histogram bincount isin sort_counts true_counts ranks between told
 """
 """Rows whose results are bools, integers, positions or steps."""

@@ -24,6 +24,7 @@ from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import accumulator, default_float, is_float, same_dtype
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, kind_of
 from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.infer import weak_of
 from meshard.ops.reductions.reduce import count_nonzero
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
@@ -139,7 +140,7 @@ class _Asked(NamedTuple):
         if self.exact:
             return dtype
         own = dtype if is_float(dtype) else default_float()
-        if self.weak or is_traced(self.q):
+        if self.weak:
             return own
         wide = self.q.dtype if own.itemsize > 1 and is_float(self.q.dtype) else own
         return common_dtype(self.name, (own, default_float() if wide == np.float64 else wide))
@@ -332,7 +333,8 @@ def _quantile(a: Any, axis: Axis, asked: _Asked, weights: Any) -> Any:
 
 
 def _is_weak(q: Any) -> bool:
-    return type(q) in (int, float)
+    """Whether parts are a number of Python's, traced ones too, which leaves floats their dtype."""
+    return type(q) in (int, float) or (is_traced(q) and weak_of(q) is not None)
 
 
 # the functions

@@ -43,7 +43,6 @@ INSTEAD = {
     "backward": "use meshard.grad(function)(x); derivatives are those of functions",
     "block_host_until_ready": "use x.block_until_ready()",
     "byteswap": "arrays have the machine's byte order; use np.asarray(x).byteswap()",
-    "compress": "use meshard.numpy.compress(condition, x)",
     "cpu": "the data is on the host already; np.asarray(x) makes a NumPy array",
     "ctypes": "use np.asarray(x).ctypes",
     "detach": "use meshard.lax.stop_gradient(x)",
@@ -53,7 +52,6 @@ INSTEAD = {
     "dim": "use x.ndim",
     "fill": "arrays are immutable; use meshard.numpy.full_like(x, value)",
     "flags": "arrays are immutable and have no memory layout; np.asarray(x).flags has one",
-    "flat": "use x.ravel(), or x.item(i) for one element",
     "grad": "use meshard.grad(function)(x); derivatives are those of functions",
     "itemset": "arrays are immutable; use x.at[index].set(value)",
     "mesh": "use x.sharding.mesh",
@@ -377,6 +375,43 @@ class ArrayMethods(Typed, ArrayOperators):
     def repeat(self, repeats: ArrayLike | Sequence[int], axis: int | None = None) -> Self:
         """Return the array with its elements repeated."""
         return call("repeat", self, repeats, axis=axis)
+
+    @property
+    def flat(self) -> Self:
+        """The array with one dim, to iterate over and to index."""
+        return call("ravel", self)
+
+    def choose(self, choices: Sequence[ArrayLike], out: None = None, mode: str = "raise") -> Self:
+        """Return for each position the element of the choice that its number selects."""
+        _no_out(out, "choose")
+        return call("choose", self, choices, mode=mode)
+
+    def compress(
+        self, condition: ArrayLike, axis: int | None = None, out: None = None, **more: Any
+    ) -> Self:
+        """Return the slices along a dim where a condition is true."""
+        _no_out(out, "compress")
+        return call("compress", condition, self, axis=axis, **more)
+
+    def partition(
+        self,
+        kth: int | Sequence[int],
+        axis: int = -1,
+        kind: str = "introselect",
+        order: None = None,
+    ) -> Self:
+        """Return a partitioned copy; unlike NumPy's method, which changes the array."""
+        return call("partition", self, kth, axis=axis, kind=kind, order=order)
+
+    def argpartition(
+        self,
+        kth: int | Sequence[int],
+        axis: int = -1,
+        kind: str = "introselect",
+        order: None = None,
+    ) -> Self:
+        """Return the positions that would partition the array."""
+        return call("argpartition", self, kth, axis=axis, kind=kind, order=order)
 
     def sort(
         self,
