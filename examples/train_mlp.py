@@ -78,10 +78,11 @@ def main(epochs=20):
     mesh = meshard.make_mesh((4, 2), ("data", "model"))
 
     batch = meshard.device_put((images[:128], digits[:128]), NamedSharding(mesh, P("data")))
-    print("what a step communicates    along    bytes to a device")
+    print("a step sends along   bytes to a device")
     for told in meshard.explain(step, start(mesh), batch).steps:
         for c in told.communications:
-            print(f"{c.kind:12} {c.array:14} {c.axes[0]:6} {c.bytes_per_device:12,}")
+            what = told.purpose or "the loss"
+            print(f"{c.kind:12} {c.axes[0]:7} {c.bytes_per_device:8,}  {what}")
 
     weights, losses = train(mesh, images[:1536], digits[:1536], epochs)
     for number, value in enumerate(losses, 1):

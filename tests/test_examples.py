@@ -488,7 +488,7 @@ def test_examples_run_in_four_processes(tmp_path: Path) -> None:
 TRAINING = {
     "train_mlp": (
         "example.main(2)",
-        r"all-reduce   float64\[64,128\] data .* 49,152\n(?s:.*)"
+        r"all-reduce   data      49,152  gradient of weights\['in'\]\n(?s:.*)"
         r"epoch  2: loss 0\.3847\ndigits read rightly that were never seen: 9\d\.\d%\n",
     ),
     "nano_transformer": (
