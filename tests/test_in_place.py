@@ -248,3 +248,27 @@ def test_what_is_a_copy_in_numpy_is_not_changed(name):
             np.testing.assert_array_equal(x, np.arange(8.0))
 
     alone(body)
+
+
+def test_functions_that_change_an_array_may_do_so() -> None:
+    def body() -> None:
+        x, square = put(GRID, "i", "j"), put(GRID[:4], "i")
+        before = x.copy()
+        places = np.array([[2], [0], [1], [3]] * 2)
+        with mnp.writeable():
+            mnp.put_along_axis(x, places, -1.0, 1)
+            mnp.fill_diagonal(square, 9.0)
+            mnp.put(square, [1], 7.0)
+            mnp.place(square, square > 12, 0.0)
+        known, known_square = GRID.copy(), GRID[:4].copy()
+        np.put_along_axis(known, places, -1.0, 1)
+        np.fill_diagonal(known_square, 9.0)
+        np.put(known_square, [1], 7.0)
+        np.place(known_square, known_square > 12, 0.0)
+        np.testing.assert_array_equal(x, known)
+        np.testing.assert_array_equal(square, known_square)
+        np.testing.assert_array_equal(before, GRID)
+        with pytest.raises(ArgumentError, match="put_along_axis: arrays are immutable"):
+            mnp.put_along_axis(x, places, -1.0, 1)
+
+    alone(body)

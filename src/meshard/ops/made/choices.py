@@ -18,8 +18,9 @@ from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.at import At
+from meshard.runtime.array.in_place import may_write
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
+from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayLike
 
 # elements
@@ -248,16 +249,23 @@ def apply_over_axes(func: Callable[..., Any], a: ArrayLike, axes: int | Sequence
 # changed copies
 
 
-def _changed(what: str, inplace: bool) -> None:
-    """Refuse to change an array.
+def _changed(what: str, x: Any, inplace: bool) -> None:
+    """Refuse to change an array, but where arrays may be written into.
 
     Raises:
         ArgumentError: if that is asked for.
     """
-    if inplace:
+    if inplace and not (type(x) is Array and may_write()):
         raise ArgumentError(
             f"{what}: arrays are immutable; give inplace=False, and use what it returns."
         )
+
+
+def _kept(x: Any, found: Any, inplace: bool) -> Any:
+    """Return the changed array: the same object, if it is to change."""
+    if inplace:
+        x._rebind(placed(found, x.sharding) if x.committed else found)
+    return x if inplace else found
 
 
 @checked
@@ -285,7 +293,7 @@ def put(
     >>> mnp.put(mnp.arange(4), [0, 2], 9, inplace=False).tolist()
     [9, 1, 9, 3]
     """
-    _changed("put", inplace)
+    _changed("put", a, inplace)
     x, places, new = as_array(a), ravel(as_array(ind)), ravel(as_array(v))
     size, count = x.size, places.shape[0]
     how = choice_of(mode, ("raise", "wrap", "clip"), "put", "mode")
@@ -299,7 +307,7 @@ def put(
     if new.shape[0] < count:
         new = new[np.arange(count) % new.shape[0]]
     found = At(ravel(x))[places].set(new[:count])
-    return reshape(found, x.shape)
+    return _kept(a, reshape(found, x.shape), inplace)
 
 
 @checked
@@ -322,7 +330,7 @@ def fill_diagonal(
     >>> mnp.fill_diagonal(mnp.zeros((2, 2)), 5, inplace=False).tolist()
     [[5.0, 0.0], [0.0, 5.0]]
     """
-    _changed("fill_diagonal", inplace)
+    _changed("fill_diagonal", a, inplace)
     x = as_array(a)
     if x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
         raise ShapeError(
@@ -338,7 +346,7 @@ def fill_diagonal(
     new = ravel(as_array(val))
     count = places[0].size
     new = new[np.arange(count) % max(new.shape[0], 1)] if new.shape[0] != 1 else new
-    return At(x)[places].set(new)
+    return _kept(a, At(x)[places].set(new), inplace)
 
 
 @checked
@@ -368,7 +376,7 @@ def put_along_axis(
     >>> mnp.put_along_axis(x, mnp.asarray([[1]]), 0, 1, inplace=False).tolist()
     [[10, 0, 20]]
     """
-    _changed("put_along_axis", inplace)
+    _changed("put_along_axis", arr, inplace)
     x, places = as_array(arr), as_array(indices)
     whole = x.shape
     if axis is None:
@@ -383,7 +391,7 @@ def put_along_axis(
         places if d == dim else np.arange(n).reshape((-1, *(1,) * (x.ndim - d - 1)))
         for d, n in enumerate(x.shape)
     ]
-    return reshape(At(x)[tuple(at)].set(values), whole)
+    return _kept(arr, reshape(At(x)[tuple(at)].set(values), whole), inplace)
 
 
 @checked
@@ -404,16 +412,16 @@ def place(arr: ArrayLike, mask: ArrayLike, vals: ArrayLike, *, inplace: bool = T
     >>> mnp.place(mnp.arange(4), mnp.asarray([1, 0, 1, 1]) > 0, [7, 8], inplace=False).tolist()
     [7, 1, 8, 7]
     """
-    _changed("place", inplace)
+    _changed("place", arr, inplace)
     x, chosen, new = as_array(arr), as_array(mask), ravel(as_array(vals))
     if chosen.size != x.size:
         raise ShapeError(f"place: a mask of shape {chosen.shape} for an array of shape {x.shape}.")
     chosen = bind("not_equal", reshape(chosen, x.shape), 0)
     count = new.shape[0]
     if count == 1:
-        return bind("where", chosen, new.astype(x.dtype)[0], x)
+        return _kept(arr, bind("where", chosen, new.astype(x.dtype)[0], x), inplace)
     if not count:
         raise ArgumentError("place: there are no values to take.")
     turn = reshape(cumsum(ravel(chosen).astype(np.int64)) - 1, x.shape)
     values = new.astype(x.dtype, copy=False)[bind("remainder", turn, count)]
-    return bind("where", chosen, values, x)
+    return _kept(arr, bind("where", chosen, values, x), inplace)

@@ -29,6 +29,11 @@ def writing() -> bool:
     return WRITEABLE.value if found is None else found
 
 
+def may_write() -> bool:
+    """Return whether arrays may be written into here, outside of transformations."""
+    return writing() and innermost() is None
+
+
 @context
 def writeable(allowed: bool = True) -> Iterator[None]:
     """Let ``x[index] = y`` and ``x += y`` change arrays, within a ``with`` statement.
