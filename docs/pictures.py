@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import meshard
+from meshard import NamedSharding, P, make_mesh
 from meshard.elastic import LossSimulation
 from meshard.plan.captions import PALETTE
-from meshard.plan.show.page import Markup
+from meshard.plan.show.page import Markup, element
 from meshard.plan.show.svg import centred, label, picture, rect, upright
 from meshard.resilience.copies.restore_plan import KINDS, RestoredArray
 
@@ -128,3 +130,53 @@ def _arrivals(array: RestoredArray) -> Iterator[tuple[int, tuple[int, int], str,
             donor = max(columns[KINDS.index(kind)])
             text = "here" if here else f"from {donor}"
             yield process, (start, stop), kind, "read" if kind == KINDS[2] else text
+
+
+TILE, GAP, ABOVE = 52, 12, 66  # a drawn matrix and the space below it; where the matrices begin
+STAGE = 176  # from one stage of a step to the next
+
+
+def gradient_svg(axis: str, spec: P, used: P, sums: str) -> str:
+    """Return what four devices hold of a matrix of weights in the stages of a training step.
+
+    Args:
+        axis: the axis of the mesh.
+        spec: how the weights are kept between steps; the gradient is laid out alike.
+        used: the spec by which the passes use them.
+        sums: what adds up the gradients of several devices' examples; empty if there is nothing
+            to add.
+    """
+    mesh, parts = make_mesh((4,), (axis,), devices=meshard.devices()[:4]), []
+    devices = list(mesh.devices.flat)
+    stages = (
+        ("kept", spec, "" if used == spec else "all-gather", 1.0),
+        ("used", used, "", 1.0),
+        ("own gradient", used, sums, 0.35 if sums else 1.0),
+        ("gradient", spec, "", 1.0),
+    )
+    left, high = 92, TILE + GAP
+    for row, device in enumerate(devices):
+        y = ABOVE + row * high + TILE / 2
+        parts.append(centred(left - 16, y, f"device {device.id}", "end"))
+    for number, (title, held, arrow, opacity) in enumerate(stages):
+        x, middle = left + number * STAGE, ABOVE + len(devices) * high / 2 - GAP / 2
+        parts.append(centred(x + TILE / 2, 34, title, "middle", "ink", font_size=13))
+        boxes = NamedSharding(mesh, held).devices_indices_map((TILE, TILE))
+        for row, device in enumerate(devices):
+            y, (down, right) = ABOVE + row * high, boxes[device]
+            (top, bottom, _), (start, end, _) = down.indices(TILE), right.indices(TILE)
+            parts.append(rect(x, y, TILE, TILE, "gap"))
+            own = (x + start, y + top, end - start, bottom - top)
+            told = f"device {device.id}: rows {top}:{bottom}, columns {start}:{end} of {TILE}"
+            parts.append(rect(*own, PALETTE[row], told, fill_opacity=opacity))
+        if number < len(stages) - 1:
+            spot = x + TILE / 2 + STAGE / 2
+            parts.append(centred(spot, middle - 12, arrow or "nothing is sent", "middle", "ink"))
+            line = f"M{spot - 42} {middle + 4}h80m-7 -5l7 5l-7 5"
+            look = {"class_": "meshard-outline", "fill": "none", "stroke": LOST}
+            parts.append(element("path", d=line, stroke_width=1.4, **look))
+    foot = ABOVE + len(devices) * high + 8
+    if sums:
+        parts.append(label(left, foot, "Faint: only what its own examples add to the sum."))
+    told = f"A weight kept by {spec}, its gradient, and what is sent in between"
+    return picture(left + 3 * STAGE + TILE + 24, foot + 14, told, parts, sheet=True)

@@ -51,6 +51,25 @@ def test_without_jit_a_function_with_a_rule_sees_values(name: str) -> None:
         meshard.jit(f)(1.0)
 
 
+def test_a_derivative_calls_the_rule_alone() -> None:
+    called: list[str] = []
+
+    @meshard.custom_jvp
+    def f(x: Any) -> Any:
+        called.append("f")
+        return x * 2
+
+    @f.defjvp
+    def follow(p: Any, t: Any) -> Any:
+        called.append("rule")
+        return p[0] * 5, t[0] * 3
+
+    value, tangent = meshard.jvp(f, (1.0,), (1.0,))
+    assert (float(value), float(tangent), called) == (5, 3, ["rule"])
+    assert float(meshard.value_and_grad(f)(1.0)[0]) == 5
+    assert "f" not in called
+
+
 @pytest.mark.parametrize("name", ["custom_jvp", "custom_vjp"])
 def test_what_a_rule_would_lose_is_refused(name: str) -> None:
     """A function with a rule takes what is differentiated as an argument."""

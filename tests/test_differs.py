@@ -33,7 +33,9 @@ class Both:
             ),
         ):
             ones = {short: numpy.ones(1, dtype) for short, dtype in lows.items()}
-            self.names[who] = {"np": numpy, "lax": lax, "random": random, "x": x, **ones}
+            grad = (jax if who == "jax" else meshard).grad
+            named = {"np": numpy, "lax": lax, "random": random, "x": x, "grad": grad}
+            self.names[who] = {**named, **ones}
 
     def found(self, who: str, expression: str) -> str:
         try:
@@ -67,6 +69,15 @@ ROWS = [
     ("tuple(x[1:].sharding.spec)", "(None, 'y')", "('x', 'y')"),
     ("tuple(x.reshape(-1).sharding.spec)", "('x',)", "(('x', 'y'),)"),
     ("random.PRNGKey(0)", "[0, 0]", "[0, 0]"),
+    ("grad(lambda x: x ** np.zeros(()))(0.0)", "nan", "0.0"),
+    ("grad(lambda x: np.logaddexp(x, numpy.inf))(0.0)", "1.0", "0.0"),
+    ("numpy.isnan(grad(lambda a: np.linalg.eigh(a)[1].sum())(np.eye(2))).any()", "True", "False"),
+    (
+        "grad(lambda x: lax.cummax(x)[3])(np.ones(4))",
+        "[0.25, 0.25, 0.25, 0.25]",
+        "[0.0, 0.0, 0.0, 1.0]",
+    ),
+    ("grad(lambda x: np.sign(lax.complex(1.0, x)).imag)(0.0)", "0.0", "1.0"),
 ]
 
 

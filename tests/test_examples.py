@@ -570,7 +570,8 @@ def test_every_example_is_tested() -> None:
         "weight_sync",
         "train_mlp",
         "nano_transformer",
-    }  # the first two by tests/test_demo.py and tests/test_weight_sync.py
+        "digits_pipeline",
+    }  # by tests of their own, such as tests/test_demo.py
     shown = {"principal_components", "tensor_parallel", "train_to_serve", "checkpoint"}
     shown |= {"monte_carlo", "mandelbrot"}  # by tests/test_site.py, as all are
     assert files == {*PROGRAMS, *others, *shown, "elastic_training"}

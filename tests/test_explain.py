@@ -240,7 +240,10 @@ def tells_what_moves(f: Any, args: Any) -> Any:
     jitted(*args)
     with ledger() as log:
         result = jitted(*args)
-    assert found.exact
+    if not found.exact:  # values decide which rows move
+        assert log.total_bytes <= found.total_bytes
+        assert all(n <= found.received[d] for d, n in log.received.items())
+        return result
     assert found.total_bytes == log.total_bytes, f"{found}\n{log}"
     received = {d: n for d, n in log.received.items() if n}
     assert {d: n for d, n in found.received.items() if n} == received, f"{found}\n{log}"

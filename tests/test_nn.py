@@ -491,3 +491,18 @@ def test_elementwise_functions_keep_their_digits(name, dtype):
         f"{name}({exact[usual][worst]}) = {found[usual][worst]}, not {expected[usual][worst]}"
     )
     assert (np.isnan(found) == np.isnan(expected)).all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_the_maximum_that_is_only_taken_off_has_no_derivative(name):
+    """It cancels out, so that nothing is computed, or moved, for its gradient."""
+    f = getattr(meshard.nn, name)
+    x = meshard.numpy.asarray([[0.0, 1.0, 1.0], [2.0, -1.0, 0.5]])
+    steps = meshard.explain(meshard.grad(lambda x: (f(x) ** 2).sum()), x).steps
+    assert not any({"equal", "stop_gradient"} & set(s.name.split("+")) for s in steps)
+    found = meshard.grad(lambda x: (f(x) ** 2).sum())(x)
+    step = 1e-6
+    for at in np.ndindex(2, 3):
+        more, less = (x.at[at].add(d) for d in (step, -step))
+        slope = float((f(more) ** 2).sum() - (f(less) ** 2).sum()) / (2 * step)
+        assert abs(slope - float(found[at])) < 1e-8

@@ -115,3 +115,23 @@ def test_results_that_are_asked_for_elsewhere_show_the_move():
     )
     assert "all-gather i: 384 bytes to a device" in text
     assert listed(text)[-1] == "    return c"
+
+
+def test_what_reads_a_value_spreads_it() -> None:
+    def f(x, s):
+        return mnp.broadcast_to(mnp.reshape(s, (1, 1)), (4, 3)) * x, mnp.broadcast_to(s, (4, 3))
+
+    x, s = mnp.arange(12.0).reshape(4, 3), mnp.asarray(2.0)
+    program = meshard.jit(f).trace(x, s).program
+    assert [e.name for e in program.eqns] == ["multiply", "broadcast_to"]
+    for a, b in zip(meshard.jit(f)(x, s), f(x, s), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_a_result_keeps_the_shape_that_spreading_gave() -> None:
+    def f(a, b):
+        return mnp.broadcast_to(a, (4, 3)) + mnp.broadcast_to(b, (4, 3))
+
+    a, b = mnp.arange(3.0), mnp.asarray(2.0)
+    assert meshard.jit(f)(a, b).shape == (4, 3)
+    assert np.array_equal(meshard.jit(f)(a, b), f(a, b))

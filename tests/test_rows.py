@@ -315,3 +315,40 @@ def test_large_rows_in_one_process() -> None:
         assert whole(rows.at[put(many, "j")].add(x[many])).tobytes() == expected.tobytes()
 
     alone(body)
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> Case:
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    size = draw(st.integers(1, 30))
+    dtype = draw(st.sampled_from(["f8", "f4", "i4"]))
+    values = rng.integers(-3, 12, size=draw(st.lists(st.integers(0, 9), min_size=1, max_size=2)))
+    ordered = np.sort(rng.integers(0, 9, size=size)).astype(dtype)
+    if dtype != "i4" and draw(st.booleans()):
+        values = np.where(values == 3, np.nan, values)
+        ordered[-1] = np.nan
+    return {
+        "ordered": ordered,
+        "spec": draw(specs(1)),
+        "values": values.astype(draw(st.sampled_from(["f8", dtype])) if dtype != "i4" else "i8"),
+        "of_values": draw(specs(values.ndim)),
+        "side": draw(st.sampled_from(["left", "right"])),
+    }
+
+
+@settings(max_examples=50, deadline=None)
+@given(searches())
+def test_values_go_to_where_they_belong(case: Case) -> None:
+    def body() -> Any:
+        x, values = laid(case["ordered"], case["spec"]), laid(case["values"], case["of_values"])
+        search = lambda a, v: mnp.searchsorted(a, v, case["side"])  # noqa: E731
+        with ledger() as log:
+            found = search(x, values)
+        jitted = meshard.jit(search)(x, values)
+        if any(case["spec"]) and any(case["of_values"]):
+            assert found.sharding == values.sharding
+        return whole(found), whole(jitted), log.received
+
+    found, jitted, _ = in_processes(body, (2, 4))
+    expected = np.searchsorted(case["ordered"], case["values"], case["side"])
+    assert found.tobytes() == jitted.tobytes() == expected.tobytes()

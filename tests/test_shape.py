@@ -5,10 +5,11 @@ from hypothesis import strategies as st
 
 import meshard
 import meshard.numpy as mnp
+from meshard.debug import ledger
 from meshard.errors import ArgumentError, ShapeError
 from meshard.sharding import NamedSharding, P
 from tests.lays import DTYPES, calm, fetched, lays, numbered, on_meshes, same, shapes
-from tests.worlds import everywhere, in_worlds, put, whole
+from tests.worlds import alone, everywhere, in_worlds, put, whole
 
 V = np.arange(48).reshape(8, 6)
 
@@ -270,3 +271,32 @@ def test_an_array_on_one_device_stays_there():
         assert y.committed
     spread = NamedSharding(meshard.make_mesh((8,), ("a",)), P("a"))
     assert meshard.device_put(x.T.T, spread).addressable_shards[0].data.shape == (1, 6)
+
+
+@pytest.mark.parametrize("spec", [("i",), (None, "j"), ("j", "i"), (("i", "j"),)])
+@pytest.mark.parametrize("reps", [(24, 1), (40,), (1, 17), (2, 17, 3), (0, 20)])
+def test_many_repetitions_are_one_step(spec, reps):
+    value = np.arange(48.0).reshape(8, 6)
+
+    def body():
+        x = put(value, *spec, uneven="balanced")
+        found = [mnp.tile(x, reps), meshard.jit(lambda x: mnp.tile(x, reps))(x)]
+        grown = meshard.grad(lambda x: (mnp.tile(x, reps) ** 2).sum())(x)
+        return [whole(f) for f in found], whole(grown)
+
+    (eager, jitted), grown = everywhere(body)
+    expected = np.tile(value, reps)
+    assert eager.tobytes() == jitted.tobytes() == expected.tobytes()
+    assert np.array_equal(grown, 2 * value * np.prod(reps))
+
+
+def test_as_many_repetitions_as_there_are_elements_cost_as_little():
+    def body():
+        x = put(np.arange(8.0), ("i", "j"))
+        with ledger() as log:
+            found = mnp.tile(x, 800_000)
+        assert found.sharding.spec == P(("i", "j"))
+        assert log.total_bytes == 7 * 8 * 8
+        assert float(found[12_345]) == 12_345 % 8
+
+    alone(body)

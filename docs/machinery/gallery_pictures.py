@@ -178,6 +178,18 @@ def per_example_gradients(program: ModuleType) -> str:
     return scatter(points, np.arange(512) // 64, "How long each example's gradient is, by device")
 
 
+def digits_pipeline(program: ModuleType) -> str:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    rows = NamedSharding(mesh("data"), P("data"), uneven="balanced")
+    model = program.pipeline()
+    program.digits_of(*meshard.device_put((images, np.eye(10)[digits]), rows), model)
+    components = model.steps[1][1].components_[:10].to_numpy()
+    grid = components.reshape(2, 5, 8, 8).transpose(0, 2, 1, 3).reshape(16, 40)
+    return heat_map(grid, "The first ten components, as images", cuts=tiles(2, 5, grid.shape))
+
+
 def elastic_training(program: ModuleType) -> str:
     import pictures
 
@@ -288,7 +300,10 @@ GROUPS: dict[str, tuple[Picture, ...]] = {
         fft3d,
     ),
     "Stencils, particles, fractals": (heat, inverse_heat, life, nbody, mandelbrot),
-    "Learning": (regression, kmeans, train_mlp, per_example_gradients, elastic_training),
+    "Learning": (
+        *(regression, kmeans, digits_pipeline, train_mlp, per_example_gradients),
+        elastic_training,
+    ),
     "Models": (
         *(nano_transformer, tensor_parallel, ring_attention, pipeline, experts, embedding),
         minilm,

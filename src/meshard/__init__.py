@@ -125,7 +125,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         closure_convert as closure_convert,
         custom_gradient as custom_gradient,
     )
-    from meshard.transforms.derivatives.custom import (
+    from meshard.transforms.custom.custom import (
         custom_jvp as custom_jvp,
         custom_vjp as custom_vjp,
     )
@@ -178,8 +178,8 @@ else:
             "meshard.transforms.remat.remat:remat",
             "meshard.transforms.custom.gradient:closure_convert",
             "meshard.transforms.custom.gradient:custom_gradient",
-            "meshard.transforms.derivatives.custom:custom_jvp",
-            "meshard.transforms.derivatives.custom:custom_vjp",
+            "meshard.transforms.custom.custom:custom_jvp",
+            "meshard.transforms.custom.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",
             "meshard.transforms.derivatives.functions:jvp",
             "meshard.transforms.derivatives.functions:value_and_grad",

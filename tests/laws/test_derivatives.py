@@ -96,7 +96,7 @@ MAKERS: dict[str, dict[int, Callable[[Any, np.random.Generator], Any]]] = {
 WIDENED = {"fft"}
 """Rows that get no short floats, since functions widen these before."""
 
-STEPS = {"reduce_precision", "random_gamma"}
+STEPS = {"reduce_precision", "random_gamma", "pseudo_inverse"}
 """Rows whose derivative is not that of their steps, as in JAX."""
 
 HERMITIAN = {"cholesky", "eigh", "eigvalsh"}
@@ -119,6 +119,9 @@ def fixed(site: Operation) -> set[int]:
 BY_HAND: list[Operation] = [
     Operation("again", (("number", 1),), (np.ones((2, 3)),)),
     Operation("checkpoint_name", (("name", "here"),), (np.ones((2, 3)),)),
+    Operation("cofactors", (), (np.ones((2, 3, 3)),)),
+    Operation("pseudo_inverse", (), (np.ones((2, 4, 3)), np.ones((2, 3, 4)))),
+    Operation("random_gamma_slope", (), (np.ones((2, 3)), np.ones((2, 3)))),
     Operation("clip", (), (np.ones((3, 4)), np.ones(()), np.ones(4))),
     Operation("interpolate", (), (np.ones((3, 2)), np.ones((3, 2)), np.ones(2))),
     Operation("flat", (("cuts", None),), (np.ones((2, 3)),)),

@@ -8,6 +8,7 @@ sample of the functions is tried, since JAX compiles each; the profile "thorough
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from meshard.errors import MeshardError
 from meshard.runtime import trees
 from tests.corpus import ENTRIES, Entry
 from tests.misuses import MISUSES
+from tests.transformed_calls import CALLS, DIFFERENT
 from tests.worlds import whole
 
 ALL = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -190,3 +192,54 @@ def test_what_jax_refuses_is_refused(name: str) -> None:
     assert name in OTHER_KINDS or any(
         isinstance(expected, k) == isinstance(found, k) for k in kinds
     )
+
+
+def _ended(m: Any, call: Any) -> Any:
+    """Return what a call gives, or the error that it raises."""
+    try:
+        with np.errstate(all="ignore"):
+            return call(m)
+    except Exception as error:
+        return error
+
+
+def _leaves(x: Any) -> list[Any]:
+    """Return the leaves of a tree in its order, with its structure."""
+    if isinstance(x, dict):
+        return ["{", *[y for k in sorted(x) for y in (k, *_leaves(x[k]))], "}"]
+    if isinstance(x, (tuple, list)):
+        return [type(x).__name__, *[y for e in x for y in _leaves(e)], ")"]
+    return [x]
+
+
+def difference(found: Any, expected: Any) -> str | None:
+    """Return in what the end of a call differs from that in JAX."""
+    if isinstance(expected, Exception):
+        if not isinstance(found, Exception):
+            return f"gives {found}, where JAX refuses: {expected}"
+        if isinstance(found, MeshardError):
+            return None if len(str(found)) > 40 else f"short: {found}"
+        ours = traceback.extract_tb(found.__traceback__)[-1].filename
+        return f"raised at {ours}: {found!r}" if "meshard/src" in ours else None
+    if isinstance(found, Exception):
+        return f"refused: {found}"
+    own, others = _leaves(found), _leaves(expected)
+    if len(own) != len(others):
+        return f"{own} instead of {others}"
+    for a, b in zip(own, others, strict=True):
+        if a is None or isinstance(a, str):
+            if a != b:
+                return f"{a} instead of {b}"
+            continue
+        x, y = whole(a) if isinstance(a, meshard.Array) else np.asarray(a), np.asarray(b)
+        if (x.shape, x.dtype) != (y.shape, y.dtype):
+            return f"{x.dtype}{x.shape} instead of {y.dtype}{y.shape}"
+        if x.dtype.kind != "V" and not np.allclose(_wide(x), _wide(y), 1e-6, equal_nan=True):
+            return f"{x} instead of {y}"
+    return None
+
+
+def test_calls_give_what_jax_gives_or_are_refused_alike() -> None:
+    ends = {k: difference(_ended(OURS, f), _ended(theirs(), f)) for k, f in CALLS.items()}
+    assert {k: d for k, d in ends.items() if d is not None and k not in DIFFERENT} == {}
+    assert {k for k in DIFFERENT if ends[k] is None} == set()

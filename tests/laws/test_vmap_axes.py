@@ -269,6 +269,19 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
         ArgumentError,
         "a permutation of several axes is not supported",
     ),
+    "ragged": (
+        lambda x: vmap(
+            lambda v: lax.ragged_all_to_all(v, v, *[mnp.zeros(4, int)] * 4, axis_name="i"),
+            axis_name="i",
+        )(x),
+        ArgumentError,
+        "ragged_all_to_all: it is not supported over 'i', which vmap has bound",
+    ),
+    "the same everywhere": (
+        lambda x: mapped(lambda v: lax.all_gather_invariant(v, BOTH))(values(3)),
+        ArgumentError,
+        "some of which are mesh axes and some bound by vmap. Gather over one after another",
+    ),
     "outside": (
         lambda x: vmap(lambda v: lax.axis_index("i"), axis_name="i", out_axes=None)(x),
         ShapeError,

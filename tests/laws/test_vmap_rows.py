@@ -85,9 +85,11 @@ def test_each_operation_runs_once() -> None:
             if counts[0] != counts[1]:
                 wrong.append(f"{name}: {counts[0]} operations for 2 examples, {counts[1]} for 5")
             found, one = vmap(f)(*few), f(*given)
-            for y, x in zip(found, one, strict=True):
-                if (y.shape, y.dtype) != ((2, *x.shape), x.dtype):
-                    wrong.append(f"{name}: {y.aval} of {x.aval}")
+            none = vmap(f)(*[x[:0] for x in few])
+            for size, results in ((2, found), (0, none)):
+                for y, x in zip(results, one, strict=True):
+                    if (y.shape, y.dtype) != ((size, *x.shape), x.dtype):
+                        wrong.append(f"{name}: {y.aval} of {x.aval}")
         except ConcretizationError:
             continue
     assert wrong == []

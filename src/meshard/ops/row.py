@@ -77,6 +77,8 @@ class Positions:
     Attributes:
         dims: from the parameters to the dims of the first operand that are counted along.
         along: whether there is a position for each element; else for a row, of all other dims.
+        by_value: whether they are values instead, to be found in the first operand, which is
+            sorted; the third operand then has the first element of each of its pieces.
         updates: whether rows of the second operand change those that are named; else these are the
             result.
     """
@@ -84,6 +86,7 @@ class Positions:
     dims: Callable[[Params], tuple[int, ...]]
     along: bool = False
     updates: bool = False
+    by_value: bool = False
 
 
 @final

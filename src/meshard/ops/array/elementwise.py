@@ -16,6 +16,7 @@ from meshard.ops.dims import Axis
 from meshard.ops.dtypes.laws import as_dtype, same_dtype
 from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, kind_of, limits_of
 from meshard.ops.dtypes.promotion import cast as converted
+from meshard.ops.engine.concrete import is_traced
 from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
@@ -434,6 +435,14 @@ def limited(x: Any, low: Any, high: Any) -> Any:
     if type(x) is Array and x.nbytes >= LARGE and x.dtype.kind in "iuf":
         return bind("clip", x, low, high)  # in a program the two below are one pass
     return bind("minimum", bind("maximum", x, low), high)
+
+
+def bounded_flat(x: Any, low: Any, high: Any) -> Any:
+    """Return the elements limited to an interval, at whose ends the derivative is zero."""
+    if not is_traced(x):
+        return limited(x, low, high)
+    raised = bind("where", bind("less_equal", x, low), low, x)
+    return bind("where", bind("greater_equal", raised, high), high, raised)
 
 
 def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:

@@ -6,14 +6,17 @@ Each is a `DimMap` per dim; only what crosses between devices moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.dimmap import DimMap
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import (
@@ -29,11 +32,13 @@ from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.ops.dtypes.promotion import EXTENDED, common_dtype
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.later import Advised, relaid, when_laid_out
 from meshard.ops.row import Dtype, MoveOp, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
 from meshard.runtime.types import ArrayLike
+from meshard.runtime.world import here
 
 
 def _concatenate_maps(
@@ -376,7 +381,65 @@ def tile(A: ArrayLike, reps: Any) -> Array:
     rank = max(x.ndim, len(counts))
     x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
     counts = [1] * (rank - len(counts)) + counts
-    return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+    if max(counts, default=1) <= _FEW_TILES:
+        return bind("tile", x, dims=tuple((d, (n,)) for d, n in enumerate(counts) if n != 1))
+    return when_laid_out("tile", _Tiled(tuple(counts)), x)
+
+
+_FEW_TILES = 16
+"""Repetitions up to which each is a box of its own; more are one broadcast array."""
+
+
+@final
+@dataclass(frozen=True)
+class _Tiled(Advised):
+    """An array repeated many times: whole on each device, which has some of the repetitions."""
+
+    counts: tuple[int, ...]
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the array."""
+        (x,), counts = operands, self.counts
+        kind, shape = x.aval, tuple([n * m for n, m in zip(counts, x.shape, strict=True)])
+        x, split = _whole_tiles(x, counts)
+        wide = tuple([n for pair in zip(counts, x.shape, strict=True) for n in pair])
+        apart = reshape(x, tuple([n for m in x.shape for n in (1, m)]))
+        found = broadcast_to(apart, wide)
+        if split:
+            spec = [axes for pair in split for axes in pair]
+            sharding = NamedSharding(
+                kind.sharding.mesh,
+                PartitionSpec(*spec),
+                memory_kind=kind.sharding.memory_kind,
+                uneven="balanced",
+            )
+            target = here().type_of(wide, kind.dtype, sharding, found.aval.committed)
+            found = relaid(found, target, "tile")
+        return reshape(found, shape)
+
+
+def _whole_tiles(x: Any, counts: Sequence[int]) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Return an array whose repeated dims are whole, and by which axes to split repetitions.
+
+    Returns:
+        The array, and for each dim the axes of its repetitions and its own; empty if no repeated
+        dim was split.
+    """
+    kind, own = x.aval, x.aval.sharding
+    if not isinstance(own, NamedSharding):
+        return x, []
+    axes = own.spec.axes(kind.ndim)
+    moved = [n > 1 and len(c) > 2 for n, c in zip(counts, kind.layout.cuts, strict=True)]
+    if not any(moved):
+        return x, []
+    spec = PartitionSpec(*[() if m else a for m, a in zip(moved, axes, strict=True)])
+    uneven: Any = own.uneven
+    if isinstance(uneven, tuple):
+        cuts = [*uneven, *[None] * (kind.ndim - len(uneven))]
+        uneven = tuple([None if m else c for m, c in zip(moved, cuts, strict=True)])
+    whole = NamedSharding(own.mesh, spec, memory_kind=own.memory_kind, uneven=uneven)
+    found = relaid(x, here().type_of(kind.shape, kind.dtype, whole, kind.committed), "tile")
+    return found, [(a, ()) if m else ((), a) for m, a in zip(moved, axes, strict=True)]
 
 
 def _counts(what: str, name: str, given: Any) -> list[int]:

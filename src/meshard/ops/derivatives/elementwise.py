@@ -17,7 +17,7 @@ from meshard.ops.derivatives.kinds import (
     Tangents,
     Values,
 )
-from meshard.ops.derivatives.shapes import dtype_of, is_differentiable
+from meshard.ops.derivatives.shapes import dtype_of
 from meshard.runtime.doors import bind
 
 
@@ -53,14 +53,12 @@ def _half_where_tied(mine: Any, chosen: Any, other: Any) -> Any:
 
 def _power_of_base(y: Any, a: Any, b: Any) -> Any:
     """Return b * a ** (b - 1), and zero where b is zero."""
-    if not is_differentiable(b) or isinstance(b, float):
-        if isinstance(b, (int, float)) and not isinstance(b, bool):
-            if b in (0, 1):
-                return float(b)
-            return _mul(b, a if b == 2 else o.power(a, b - 1))
-        less = o.where(o.equal(b, 0), o.astype(o.add(b, 1), dtype=dtype_of(b)), b)
-        return _mul(b, o.power(a, o.subtract(less, 1)))
-    return o.where(o.equal(b, 0), 0.0, _mul(b, o.power(a, o.subtract(b, 1))))
+    if isinstance(b, (int, float)) and not isinstance(b, bool):
+        if b in (0, 1):
+            return float(b)
+        return _mul(b, a if b == 2 else o.power(a, b - 1))
+    less = o.where(o.equal(b, 0), 0, o.subtract(o.where(o.equal(b, 0), 1, b), 1))
+    return _mul(b, o.power(a, less))
 
 
 def _power_of_exponent(y: Any, a: Any, b: Any) -> Any:
@@ -198,7 +196,7 @@ BINARY: dict[str, tuple[Any, Any]] = {
         lambda y, a, b: _over(b, o.add(o.square(a), o.square(b))),
         lambda y, a, b: o.negative(_over(a, o.add(o.square(a), o.square(b)))),
     ),
-    "hypot": (lambda y, a, b: _over(a, y), lambda y, a, b: _over(b, y)),
+    "hypot": (lambda y, a, b: _side(a, y), lambda y, a, b: _side(b, y)),
     "maximum": (
         lambda y, a, b: _half_where_tied(a, y, b),
         lambda y, a, b: _half_where_tied(b, y, a),
@@ -232,6 +230,12 @@ BINARY: dict[str, tuple[Any, Any]] = {
     "ldexp": (lambda y, a, b: o.ldexp(np.ones((), dtype_of(y)), b), None),
 }
 """For each row of two operands its partial derivatives, from the result and the operands."""
+
+
+def _side(mine: Any, y: Any) -> Any:
+    """Return the share of one side in a hypotenuse; a half where both are zero, as JAX has it."""
+    zero = o.equal(y, 0)
+    return o.where(zero, 0.5, _over(mine, o.where(zero, 1, y)))
 
 
 def _share(exp: Any, mine: Any, whole: Any) -> Any:

@@ -60,7 +60,28 @@ def _inv(site: Site, t: Values) -> list[Any]:
 
 
 def _det(site: Site, t: Values) -> list[Any]:
-    return [o.multiply(site.y, _trace(_solve(site.x, t[0]))), None]
+    cofactors, _ = o.cofactors(site.x)
+    return [sum_(o.multiply(cofactors, t[0]), axis=(-2, -1)), None]
+
+
+def _cofactors(site: Site, t: Values) -> list[Any]:
+    turned = matrix_transpose(site.x)
+    change = _column(_column(_trace(_solve(site.x, t[0]))))
+    less = _solve(turned, matmul(matrix_transpose(t[0]), site.y))
+    return [o.subtract(o.multiply(site.y, change), less), None]
+
+
+def _pseudo_inverse(site: Site, t: Values) -> list[Any]:
+    """Return the tangent of a pseudo-inverse (Golub and Pereyra, 1973)."""
+    if t[0] is None:
+        return [None]
+    a, p, dx = site.x, site.y, t[0]
+    ph, dxh = _h(p), _h(dx)
+    found = o.negative(matmul(matmul(p, dx), p))
+    right = matmul(matmul(p, ph), dxh)
+    left = matmul(matmul(dxh, ph), p)
+    found = o.add(found, o.subtract(right, matmul(matmul(right, a), p)))
+    return [o.add(found, o.subtract(left, matmul(p, matmul(a, left))))]
 
 
 def _slogdet(site: Site, t: Values) -> list[Any]:
@@ -196,6 +217,8 @@ def _eigvals(site: Site, t: Values) -> list[Any]:
 LINALG: dict[str, Derivative] = {
     "inv": Tangents(_inv),
     "det": Tangents(_det),
+    "cofactors": Tangents(_cofactors),
+    "pseudo_inverse": Tangents(_pseudo_inverse),
     "slogdet": Tangents(_slogdet),
     "solve": Pulls(_solved, _solved_back),
     "cholesky": Tangents(_cholesky),

@@ -22,7 +22,7 @@ _FLAT = """
     invert gcd lcm bitwise_and bitwise_or bitwise_xor left_shift right_shift shift_right_logical
     population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
-    argsort searchsorted positions positions_within first_true
+    argsort searchsorted search_pieces positions positions_within first_true
     stop_gradient histogram bincount isin sort_counts true_counts ranks between told
 """
 """Rows whose results are bools, integers, positions or steps."""

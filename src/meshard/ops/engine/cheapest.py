@@ -36,7 +36,6 @@ def cheapest(
     least = _bytes(world, best, preferred)
     for followed, leading in _ways(preferred, arrays if best.wires else ()):
         decision = way(followed, leading)
-        assert not isinstance(decision, MoveDecision)
         cost = _bytes(world, decision, preferred)
         # What is split costs less work than what every device computes.
         if cost < least or (cost == least and followed):
@@ -57,14 +56,13 @@ def cheapest_in_place(
         return best
     for leading in arrays if best.wires and len(arrays) > 1 else ():
         decision = way((), leading)
-        assert not isinstance(decision, MoveDecision)
         if _bytes(world, decision) < _bytes(world, best):
             best, leader = decision, leading
-    if not _is_combined(best) or not any(preferred):
+    if not isinstance(best, KernelDecision) or best.combination is None or not any(preferred):
         return best
     found = way(preferred, leader)
-    assert not isinstance(found, MoveDecision)
-    stays = found.operands == best.operands and _is_combined(found)
+    assert isinstance(found, KernelDecision)
+    stays = found.operands == best.operands and found.combination is not None
     return found if stays and _bytes(world, found) < _bytes(world, best) else best
 
 
@@ -85,10 +83,6 @@ def _ways(preferred: Preferred, arrays: Sequence[int]) -> Iterator[tuple[Preferr
         yield from (((), i) for i in arrays)
         if known:
             yield from ((preferred, i) for i in arrays)
-
-
-def _is_combined(decision: Decision) -> bool:
-    return isinstance(decision, KernelDecision) and decision.combination is not None
 
 
 def _bytes(world: RuntimeWorld, decision: Decision, preferred: Preferred = ()) -> int:

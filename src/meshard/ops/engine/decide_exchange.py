@@ -22,7 +22,7 @@ from meshard.ops.engine.decision import ExchangeDecision
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
 from meshard.ops.exchange.deliver import Deliver
 from meshard.ops.exchange.fetch import Fetch
-from meshard.ops.exchange.lookups import Lookups
+from meshard.ops.exchange.lookups import Lookups, Searched
 from meshard.ops.exchange.parties import Parties, Setting
 from meshard.ops.row import Op, Params, Positions
 from meshard.runtime.moving.place import home
@@ -232,15 +232,18 @@ class _Operands:
         dims, first = tuple(law.dims(params)), 2 if law.updates else 1
         target = layouts[1] if law.updates else output.layout
         at = 0 if law.updates else params.get("at", dims[0])
+        lookups = Lookups(layouts[0], tuple(layouts[first:]), target, dims, at, law.along)
+        if law.by_value:
+            lookups = Searched(layouts[0], layouts[1], kinds[1].dtype, params["side"])
         return (Deliver if law.updates else Fetch)(
             op,
             params,
             Setting(
                 names=tuple([t.str_short() for t in kinds]),
                 axes=self._axes(),
-                lookups=Lookups(layouts[0], tuple(layouts[first:]), target, dims, at, law.along),
+                lookups=lookups,
                 parties=Parties({d.id: d.process_index for d in meets.mesh.flat_devices}),
-                dtype=kinds[first - 1].dtype,
+                dtype=kinds[1].dtype if law.updates else output.dtype,
             ),
         )
 

@@ -111,8 +111,11 @@ def _preferring(
         return None
     way = partial(_way, world, name, types, params)
     plain = way((), None)
-    assert not isinstance(plain, MoveDecision)
-    if not plain.wires or [t.shape for t in plain.outputs] != [like.shape]:
+    if (
+        not isinstance(plain, KernelDecision)
+        or not plain.wires
+        or [t.shape for t in plain.outputs] != [like.shape]
+    ):
         return None
     found = cheapest(world, way, (like.sharding,), arrays)
     return None if found is plain else _entering(world, name, params, types, runner(found))

@@ -14,7 +14,7 @@ from typing import final
 
 import numpy as np
 
-from meshard.ops.exchange.lookups import Ints, Lookups, Named, among, distinct
+from meshard.ops.exchange.lookups import Lookups, Named, Searched
 from meshard.ops.exchange.parties import Setting, pass_boxes, tell
 from meshard.ops.row import Op, Params
 from meshard.plan.move.wires import Wire
@@ -22,8 +22,6 @@ from meshard.runtime.types import Block, Blocks
 from meshard.runtime.watching.ledger import communicated
 from meshard.runtime.world import RuntimeWorld
 from meshard.tuning import LARGE
-
-_ASKED = np.dtype(np.int64)
 
 
 @final
@@ -68,7 +66,7 @@ class Fetch:
                 for s, n in zip(far, rows, strict=True):
                     owner = self._owner(piece, device, s)
                     if owner is not None:
-                        found[1][owner] += min(entries, n) * _ASKED.itemsize
+                        found[1][owner] += min(entries, n) * self.lookups.asked.itemsize
         return found[which]
 
     def _row_bytes(self, piece: int) -> int:
@@ -116,7 +114,7 @@ class Fetch:
         for piece, own in named.items():
             sources, row = self.lookups.sources(piece), self._row_bytes(piece)
             counts = {
-                s: len(distinct(own.rows(i, own.some(i)), self.lookups.rows_in(s)))
+                s: len(self.lookups.distinct(s, own.rows(i, own.some(i))))
                 for i, s in enumerate(sources)
             }
             for device in self._out.holders(piece):
@@ -128,7 +126,7 @@ class Fetch:
                     found[0][device] = found[0].get(device, 0) + counts[s] * row
                     owner = self._owner(piece, device, s)
                     if owner is not None:
-                        asked = counts[s] * _ASKED.itemsize
+                        asked = counts[s] * self.lookups.asked.itemsize
                         found[1][owner] = found[1].get(owner, 0) + asked
         return found
 
@@ -178,7 +176,7 @@ class Fetch:
         results: list[Block | None],
     ) -> list[int]:
         """Look up what is all in one piece; return the pieces of the result that are left."""
-        if len(self.lookups.dims) > 1:
+        if len(self.lookups.dims) > 1 or isinstance(self.lookups, Searched):
             return list(pieces)
         (dim,), rest = self.lookups.dims, []
         cuts = np.asarray(self._x.cuts[dim])
@@ -207,7 +205,10 @@ class Fetch:
                 return np.concatenate(parts, axis=dim)  # type: ignore[arg-type]
         boxes = [self._x.box(s) for s in sources]
         start, stop = boxes[0].starts, boxes[-1].stops
-        slab = world.memory.allocate([b - a for a, b in zip(start, stop, strict=True)], self.dtype)
+        first = blocks[sources[0]]
+        assert first is not None
+        shape = [b - a for a, b in zip(start, stop, strict=True)]
+        slab = world.memory.allocate(shape, first.dtype)
 
         def put(source: int, index: tuple[slice, ...]) -> None:
             block = blocks[source]
@@ -255,7 +256,7 @@ class Fetch:
         piece: int,
         named: Named,
         blocks: Blocks,
-        came: Mapping[int, tuple[Ints, Block]],
+        came: Mapping[int, tuple[Block, Block]],
     ) -> Block:
         """Return a piece of the result.
 
@@ -283,16 +284,16 @@ class Fetch:
     def _take(
         self,
         source: int,
-        rows: Ints,
+        rows: Block,
         blocks: Blocks,
-        came: Mapping[int, tuple[Ints, Block]],
+        came: Mapping[int, tuple[Block, Block]],
         out: Block | None,
     ) -> Block:
         block = blocks[source]
         if block is not None:
-            return self.lookups.table(block).take(rows, out)
+            return self.lookups.answer(source, block, rows, out)
         numbers, found = came[source]
-        where = among(rows, numbers, self.lookups.rows_in(source))
+        where = self.lookups.among(source, rows, numbers)
         return found.take(where, axis=0, out=out, mode="clip")
 
 
@@ -354,27 +355,24 @@ class _Among:
         shape = lookups.x.box(source).shape
         return () if lookups.along else tuple(shape[d] for d in lookups.kept)
 
-    def _rows(self, source: int, rows: Ints) -> Block:
+    def _rows(self, source: int, rows: Block) -> Block:
         block = self.given[0][source]
         assert block is not None
-        return np.ascontiguousarray(self.fetch.lookups.table(block).take(rows))
+        return np.ascontiguousarray(self.fetch.lookups.answer(source, block, rows))
 
-    def _wanted(self, asker: int, owner: int) -> dict[int, Ints]:
+    def _wanted(self, asker: int, owner: int) -> dict[int, Block]:
         """Return of each piece that one process asks another for the rows that it needs."""
         fetch, lookups = self.fetch, self.fetch.lookups
-        found: dict[int, list[Ints]] = {}
+        found: dict[int, list[Block]] = {}
         for piece, some in fetch.parties.asks(fetch.lookups, asker, owner).items():
             named = self._of(piece)
             sources = lookups.sources(piece)
             for number in some:
                 rows = named.rows(number, named.some(number))
                 found.setdefault(sources[number], []).append(rows)
-        return {
-            s: distinct(np.concatenate(rows), lookups.rows_in(s))
-            for s, rows in sorted(found.items())
-        }
+        return {s: lookups.distinct(s, np.concatenate(rows)) for s, rows in sorted(found.items())}
 
-    def _asked(self, needs: Mapping[int, Mapping[int, Ints]]) -> dict[int, dict[int, Ints]]:
+    def _asked(self, needs: Mapping[int, Mapping[int, Block]]) -> dict[int, dict[int, Block]]:
         """Return what each other process needs of this one; tell them what this one needs."""
         fetch, parties, lookups = self.fetch, self.fetch.parties, self.fetch.lookups
         if fetch.known_to_all:
@@ -388,13 +386,13 @@ class _Among:
             for r, own in needs.items()
             if not parties.knows(lookups, self.me, r)
         }
-        asked: dict[int, dict[int, Ints]] = {}
+        asked: dict[int, dict[int, Block]] = {}
         receives: dict[int, list[Block]] = {}
         for r in self.members:
             if parties.knows(lookups, r, self.me):
                 asked[r] = self._wanted(r, self.me)
             else:
-                asked[r] = {s: np.empty(n, np.int64) for s, n in sizes[r].items()}
+                asked[r] = {s: np.empty(n, lookups.asked) for s, n in sizes[r].items()}
                 receives[r] = list(asked[r].values())
         pass_boxes(self.world, sends, receives)
         return asked
@@ -405,7 +403,7 @@ class _Among:
         asks = self.fetch.parties.asks(lookups, asker, self.me)
         return sorted({lookups.sources(p)[i] for p, some in asks.items() for i in some})
 
-    def _sizes(self, needs: Mapping[int, Mapping[int, Ints]]) -> dict[int, dict[int, int]]:
+    def _sizes(self, needs: Mapping[int, Mapping[int, Block]]) -> dict[int, dict[int, int]]:
         """Tell all how many rows are needed; return how many of each piece each other asks for."""
         fetch, world = self.fetch, self.world
         devices = sorted(fetch.parties.processes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,21 +66,9 @@ class Named:
         order, starts = self._groups
         return order[starts[number] : starts[number + 1]]
 
-    def rows(self, number: int, some: Ints | None) -> Ints:
+    def rows(self, number: int, some: Ints | None) -> Block:
         """Return the rows of one piece that some positions name; None: all positions do."""
-        lookups = self._lookups
-        box = lookups.x.box(lookups.sources(self._piece)[number])
-        given = [p if some is None else p.take(some, mode="clip") for p in self._places]
-        if not lookups.along:
-            parts = [p - box.starts[d] for d, p in zip(lookups.dims, given, strict=True)]
-            return _ravelled(parts, [box.shape[d] for d in lookups.dims])
-        (dim,), shape = lookups.dims, lookups.entries(self._piece)
-        at = list(np.unravel_index(np.arange(self.count) if some is None else some, shape))
-        at[dim] = given[0] - box.starts[dim]
-        pairs = [(i, n) for i, n in zip(at, box.shape, strict=True) if n != 1]
-        if not pairs:
-            return np.zeros(len(given[0]), np.int64)
-        return _ravelled([i for i, _ in pairs], [n for _, n in pairs])
+        return self._lookups.rows(self._piece, number, self._places, some)
 
 
 def _ravelled(parts: Sequence[Ints], shape: Sequence[int]) -> Ints:
@@ -91,7 +79,6 @@ def _ravelled(parts: Sequence[Ints], shape: Sequence[int]) -> Ints:
     return total
 
 
-@final
 class Lookups:
     """What positions name, as far as it is known from layouts.
 
@@ -103,6 +90,9 @@ class Lookups:
         dims: the dims of the array that the positions count along.
         at: where the dims of the positions are in ``target``.
         along: whether there is a position for each element of the other dims.
+
+    Attributes:
+        asked: the dtype of what is asked for: numbers of rows.
     """
 
     def __init__(
@@ -122,6 +112,7 @@ class Lookups:
         self.count = math.prod(self.grid)
         self._sources: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._informed: dict[int, frozenset[int]] = {}
+        self.asked = np.dtype(np.int64)
 
     # layouts
 
@@ -204,6 +195,34 @@ class Lookups:
 
     # values
 
+    def rows(self, piece: int, number: int, places: Sequence[Block], some: Ints | None) -> Block:
+        """Return the rows of a source that some positions, in C order, name; None: all do."""
+        box = self.x.box(self.sources(piece)[number])
+        given = [p if some is None else p.take(some, mode="clip") for p in places]
+        if not self.along:
+            parts = [p - box.starts[d] for d, p in zip(self.dims, given, strict=True)]
+            return _ravelled(parts, [box.shape[d] for d in self.dims])
+        (dim,), shape = self.dims, self.entries(piece)
+        every = np.arange(math.prod(shape)) if some is None else some
+        at = list(np.unravel_index(every, shape))
+        at[dim] = given[0] - box.starts[dim]
+        pairs = [(i, n) for i, n in zip(at, box.shape, strict=True) if n != 1]
+        if not pairs:
+            return np.zeros(len(given[0]), np.int64)
+        return _ravelled([i for i, _ in pairs], [n for _, n in pairs])
+
+    def distinct(self, source: int, rows: Block) -> Block:
+        """Return the distinct ones of some rows of a piece of the array, in order."""
+        return distinct(rows, self.rows_in(source))
+
+    def among(self, source: int, rows: Block, some: Block) -> Ints:
+        """Return the place of each row of a piece of the array among some distinct ones."""
+        return among(rows, some, self.rows_in(source))
+
+    def answer(self, source: int, block: Block, rows: Block, out: Block | None = None) -> Block:
+        """Return rows of a piece of the array."""
+        return self.table(block).take(rows, out)
+
     def named(self, piece: int, places: Sequence[Block]) -> Named:
         """Return which rows the positions of a piece of the target name."""
         shape = self.entries(piece)
@@ -220,8 +239,61 @@ class Lookups:
         assert source is not None
         if outside is not None:
             source = np.where(outside, self.count, source)
+        return Named(self, piece, flat, self._short(source))
+
+    def _short(self, source: Block) -> Block:
+        """Return numbers of sources in a short dtype, which is faster to compare."""
         kind = np.uint8 if self.count < 256 else np.uint16 if self.count < 65536 else np.int64
-        return Named(self, piece, flat, source.astype(kind, copy=False))
+        return source.astype(kind, copy=False)
+
+
+@final
+class Searched(Lookups):
+    """What values find in a sorted array: their places in it, instead of rows.
+
+    Args:
+        x: the layout of the array.
+        values: that of the values, and of the result.
+        asked: the dtype of the values.
+        side: ``"left"`` or ``"right"``, as in NumPy.
+    """
+
+    def __init__(self, x: Layout, values: Layout, asked: np.dtype[Any], side: Any) -> None:
+        super().__init__(x, (values,), values, (0,), 0, False)
+        self.asked, self.side = asked, side
+
+    def places_of(self, piece: int, blocks: Sequence[Blocks]) -> list[Block]:
+        """Return the values of a piece, and the first element of each piece of the array."""
+        values, firsts = blocks
+        assert firsts[0] is not None
+        return [*super().places_of(piece, [values]), firsts[0]]
+
+    def named(self, piece: int, places: Sequence[Block]) -> Named:
+        """Return in which piece of the array each value belongs."""
+        values = places[0].reshape(-1)
+        # Before the first of a piece there is the end of the one before it.
+        source = np.searchsorted(places[1], values, self.side) - 1
+        return Named(self, piece, [values], self._short(np.maximum(source, 0)))
+
+    def rows(self, piece: int, number: int, places: Sequence[Block], some: Ints | None) -> Block:
+        """Return the values that belong in a source."""
+        return places[0] if some is None else places[0].take(some, mode="clip")
+
+    def distinct(self, source: int, rows: Block) -> Block:
+        """Return the distinct ones of some values, in order."""
+        return np.unique(rows)
+
+    def among(self, source: int, rows: Block, some: Block) -> Ints:
+        """Return the place of each value among some distinct ones."""
+        return np.searchsorted(some, rows)
+
+    def answer(self, source: int, block: Block, rows: Block, out: Block | None = None) -> Block:
+        """Return where values belong, in the whole array."""
+        found = np.searchsorted(block, rows, self.side) + self.x.box(source).starts[0]
+        if out is None:
+            return found
+        out[...] = found
+        return out
 
 
 def _inside(places: Block, size: int) -> tuple[Block, Block | None]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.array.elementwise import limited
+from meshard.ops.array.elementwise import bounded_flat
 from meshard.ops.checked import AnyDtypeLike
 from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype, same_dtype
 from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
@@ -338,4 +338,4 @@ def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Array:
                 f"clamp: {name} has shape {np.shape(limit)}, the array {value.shape}; a limit is a "
                 "number, or has the array's shape."
             )
-    return limited(value, min, max)
+    return bounded_flat(value, min, max)

@@ -157,9 +157,25 @@ def _cholesky(x: Block, *, upper: bool) -> Any:
     return np.linalg.cholesky(x, upper=upper)
 
 
+def _cofactors(x: Block) -> Any:
+    """Return the derivatives of determinants; those of singular matrices are finite, too."""
+    det = np.linalg.det(x)[..., None, None]
+    zero = det == 0
+    turned = np.swapaxes(np.linalg.inv(np.where(zero, np.eye(x.shape[-1]), x)), -1, -2)
+    found = det * turned
+    if zero.any():
+        u, s, vh = np.linalg.svd(x)
+        others = np.where(np.eye(s.shape[-1], dtype=bool), 1, s[..., None, :]).prod(-1)
+        sides = (np.linalg.det(u) * np.linalg.det(vh))[..., None, None]
+        product = (np.conj(u) * others[..., None, :]) @ np.conj(vh)
+        found = np.where(zero, sides * product, found)
+    return found
+
+
 _EIGEN = "... !m !n -> ... n, ... m n, ..."
 _row("inv", "... !m !n -> ... n m, ...", np.linalg.inv, "s")
 _row("det", "... !m !n -> ..., ...", np.linalg.det, "s")
+_row("cofactors", "... !m !n -> ... m n, ...", _cofactors, "s")
 _row("slogdet", "... !m !n -> ..., ..., ...", lambda x: tuple(np.linalg.slogdet(x)), "sr")
 _row("solve", "... !m !n, ... !m k -> ... n k, ... k", np.linalg.solve, "s")
 _row("cholesky", "... !m !n -> ... m n, ...", _cholesky, "s")

@@ -17,7 +17,7 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dtypes.laws import accumulator
+from meshard.ops.dtypes.laws import accumulator, same_dtype
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
@@ -32,10 +32,11 @@ from meshard.ops.linalg.einsum import einsum
 from meshard.ops.linalg.norms import matrix_norm
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import sum as sum_
+from meshard.ops.row import Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayLike
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _limit(x: Array, s: Any, rtol: Any) -> Any:
@@ -88,12 +89,14 @@ def pinv(
     x = matrices("pinv", a)
     if not x.size:
         return matrix_transpose(x)
-    u, s, vh = svd(x, full_matrices=False)
+    # Its derivative is its own: that of singular vectors is not defined where values are equal.
+    u, s, vh = svd(bind("stop_gradient", x) if is_traced(x) else x, full_matrices=False)
     large = s > _limit(x, s, rtol)
     inverse = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
     v = matrix_transpose(bind("conjugate", vh) if x.dtype.kind == "c" else vh)
     uh = matrix_transpose(bind("conjugate", u) if x.dtype.kind == "c" else u)
-    return matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
+    found = matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
+    return bind("pseudo_inverse", x, found) if is_traced(x) else found
 
 
 @checked
@@ -160,6 +163,14 @@ def matrix_power(a: ArrayLike, n: int) -> Array:
         if not power:
             return found
         x = matmul(x, x)
+
+
+def _second(x: Block, y: Block) -> Block:
+    return y
+
+
+# The second operand, which is the pseudo-inverse of the first.
+register(Op("pseudo_inverse", "... !m !n, ... !n !m -> ... n m", _second, dtypes=same_dtype))
 
 
 @checked

@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, overload
 import numpy as np
 
 from meshard.ops.array.create import arange
-from meshard.ops.array.elementwise import clip
+from meshard.ops.array.elementwise import bounded_flat, clip
 from meshard.ops.array.join import split
 from meshard.ops.array.shape import broadcast_to, expand_dims, squeeze
 from meshard.ops.checked import DtypeLike, checked
@@ -83,7 +83,7 @@ def relu(x: ArrayLike) -> Array:
 @_pointwise("[0.0, 0.0, 1.0, 2.0]")
 def relu6(x: ArrayLike) -> Array:
     """Return the elements limited to the interval from 0 to 6."""
-    return clip(x, 0, 6.0)
+    return bounded_flat(as_array(x), 0, 6.0)
 
 
 @_pointwise("[0.333, 0.5, 0.667, 0.833]")
@@ -160,7 +160,10 @@ def tanh(x: ArrayLike) -> Array:
 @_pointwise("[-1.0, 0.0, 1.0, 1.0]")
 def hard_tanh(x: ArrayLike) -> Array:
     """Return the elements limited to the interval from -1 to 1."""
-    return clip(x, -1, 1)
+    value = as_array(x)
+    if is_traced(value):  # the derivative at the ends is one
+        return bind("where", value > 1, 1, bind("where", value < -1, -1, value))
+    return clip(value, -1, 1)
 
 
 @_pointwise("[0.269, 0.5, 0.731, 0.881]")
@@ -220,7 +223,8 @@ def gelu(x: ArrayLike, approximate: bool = True) -> Array:
 def elu(x: ArrayLike, alpha: float = 1.0) -> Array:
     """Return x where positive, alpha * (exp(x) - 1) elsewhere."""
     value = _float(x)
-    return bind("where", value > 0, value, bind("expm1", bind("minimum", value, 0.0)) * alpha)
+    above = value > 0
+    return bind("where", above, value, bind("expm1", bind("where", above, 0.0, value)) * alpha)
 
 
 @_pointwise("[-1.111, 0.0, 1.051, 2.101]")
@@ -232,11 +236,10 @@ def selu(x: ArrayLike) -> Array:
 @_pointwise("[-0.632, 0.0, 1.0, 2.0]", alpha="the results are above ``-alpha``.")
 @checked
 def celu(x: ArrayLike, alpha: float = 1.0) -> Array:
-    """Return max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))."""
+    """Return max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)."""
     value = _float(x)
-    return relu(value) + bind(
-        "minimum", bind("expm1", bind("minimum", value, 0.0) / alpha) * alpha, 0.0
-    )
+    below = bind("expm1", bind("minimum", value, 0.0) / alpha) * alpha
+    return bind("maximum", value, 0.0) + below
 
 
 @_pointwise("[-0.01, 0.0, 1.0, 2.0]", negative_slope="the slope where ``x`` is negative.")

@@ -27,7 +27,7 @@ MOST_STEPS = 2**31 - 1
 class GradientTransformation(NamedTuple):
     """Two functions that turn gradients into updates, as in optax.
 
-    Attributes:
+    Args:
         init: from the parameters to the first state, a tree of arrays.
         update: from gradients, the state and the parameters to updates and the next state.
 

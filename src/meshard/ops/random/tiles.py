@@ -186,6 +186,9 @@ def register_sampler(name: str, sampler: Sampler) -> None:
         block = np.empty(shape, dtype)
         stream = Stream(key_value(key), domain)
         with np.errstate(all="ignore"):
+            if 0 < block.size <= TILE:  # it is one tile
+                sampler(Draw(stream, 0), block.reshape(-1), *constants)
+                return block
             for tile in tiling(shape).overlaps(Box.whole(shape)):
                 room = np.empty(math.prod(tile.shape), dtype)
                 sampler(Draw(stream, tile.number), room, *constants)

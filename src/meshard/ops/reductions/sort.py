@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import choice_of
+from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.join import flip, stack
 from meshard.ops.array.samplesort import (
@@ -30,10 +33,10 @@ from meshard.ops.array.take import take
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, promoted
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import relaid, when_laid_out
-from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
+from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.row import Dtype, Op, Operand, Params, Partial, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -370,14 +373,66 @@ register(
 )
 
 
+def _search_pieces_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    names = " ".join(f"v{i}" for i in range(len(operands[1][0])))
+    return f"a, {names}, !p -> {names}"
+
+
+def _search_pieces(a: Block, v: Block, firsts: Block, *, side: Any) -> Block:
+    return _search(a, v, side=side)
+
+
+register(
+    Op(
+        "search_pieces",
+        _search_pieces_rule,
+        _search_pieces,
+        dtypes=_position_law,
+        positions=Positions(lambda params: (0,), by_value=True),
+    )
+)
+
+
+@final
+@dataclass(frozen=True)
+class _Searched(Advised):
+    """Where values belong in a sorted array; those that are split go where they belong."""
+
+    side: str
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the places."""
+        (x, values), side = operands, self.side
+        own, other = x.aval.sharding, values.aval.sharding
+        dtype = promoted([x.dtype, values.dtype])
+        apart = (
+            isinstance(own, NamedSharding)
+            and isinstance(other, NamedSharding)
+            and own.mesh == other.mesh
+            and x.size > 0
+            and min(x.aval.layout.piece_count, values.aval.layout.piece_count) > 1
+            and dtype.kind in "iuf"
+            and dtype.isbuiltin
+        )
+        if not apart:
+            return bind("searchsorted", x, values, side=side)
+        x, values = (bind("astype", y, dtype=dtype) if y.dtype != dtype else y for y in (x, values))
+        places = tuple([min(c, x.shape[0] - 1) for c in x.aval.layout.cuts[0][:-1]])
+        firsts = bind("take_positions", x, dims=((0, (places,)),))
+        whole = NamedSharding(own.mesh, PartitionSpec(), memory_kind=own.memory_kind)
+        kind = here().type_of(firsts.shape, dtype, whole, firsts.aval.committed)
+        return bind("search_pieces", x, values, relaid(firsts, kind, "searchsorted"), side=side)
+
+
 @checked
 def searchsorted(
     a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None
 ) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
-    Where the sorted array is split, each device counts its own elements before each value, and the
-    counts are added.
+    Where both are split, values go to where they belong, and their places come back; the result is
+    laid out like the values. Where only the sorted array is split, each device counts its own
+    elements before each value, and the counts are added.
 
     Args:
         a: the sorted array, of one dim.
@@ -407,7 +462,7 @@ def searchsorted(
                 f"its shape is {order.shape}."
             )
         x = take(x, order)
-    return bind("searchsorted", x, values, side=side)
+    return when_laid_out("searchsorted", _Searched(side), x, values)
 
 
 @checked

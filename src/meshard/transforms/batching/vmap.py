@@ -16,8 +16,7 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array
 from meshard.transforms.batching.programs import every, run_example
 from meshard.transforms.body.mapped_axes import Examples
-from meshard.transforms.tracing.arguments import Arguments as Told
-from meshard.transforms.tracing.arguments import JitOptions
+from meshard.transforms.tracing.arguments import Arguments, JitOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,13 +63,12 @@ def vmap(
     [4.0, 4.0, 4.0]
     """
     f = function_of(fun, "vmap", "fun")
-    told = Told(f, f"vmap of {_name(f)!r}", JitOptions())
     axes = _Axes.of(in_axes, out_axes, axis_name, axis_size, spmd_axis_name)
 
     @functools.wraps(fun, updated=())
     @bounded
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        return _mapped(f, axes, told, args, kwargs)
+        return _mapped(f, axes, args, kwargs)
 
     return mapped
 
@@ -116,9 +114,7 @@ class _Axes:
         return cls(in_axes, out_axes, name, count, over)
 
 
-def _mapped(
-    f: Callable[..., Any], axes: _Axes, told: Told, args: tuple[Any, ...], kwargs: Any
-) -> Any:
+def _mapped(f: Callable[..., Any], axes: _Axes, args: tuple[Any, ...], kwargs: Any) -> Any:
     if isinstance(axes.given, tuple) and len(axes.given) != len(args):
         raise ArgumentError(
             "vmap: in_axes must be an int, None, or a tuple of entries corresponding to the "
@@ -127,12 +123,15 @@ def _mapped(
         )
     leaves, tree = trees.flatten((args, kwargs))
     dims = [*_axes_of(axes.given, args, "in_axes"), *[0] * len(trees.leaves(kwargs))]
-    paths = tree.paths()
     places = [i for i, d in enumerate(dims) if d is not None]
-    names = [f"argument {told.told(paths[i], None)}" for i in places]
-    values = [_array(leaves[i], n) for i, n in zip(places, names, strict=True)]
+
+    def name(number: int) -> str:
+        arguments = Arguments(f, f"vmap of {_name(f)!r}", JitOptions())
+        return f"argument {arguments.told(tree.paths()[places[number]], None)}"
+
+    values = [_array(leaves[i], name, n) for n, i in enumerate(places)]
     own = [d for d in dims if d is not None]
-    size = _size_of(values, own, names, axes.size)
+    size = _size_of(values, own, name, axes.size)
     moved = [moveaxis(x, d, 0) if d else x for x, d in zip(values, own, strict=True)]
     kept: list[Any] = []
 
@@ -142,7 +141,7 @@ def _mapped(
             every[i] = x
         found, structure = trees.flatten(_called(f, trees.unflatten(tree, every)))
         kept.append(structure)
-        return [_array(x, f"result {n}") for n, x in enumerate(found)]
+        return [_array(x, "result {}".format, n) for n, x in enumerate(found)]
 
     many = Examples(size, axes.name, axes.split)
     found, has = run_example(_name(f), flat, moved, many)
@@ -160,11 +159,12 @@ def _name(f: Callable[..., Any]) -> str:
     return getattr(f, "__name__", None) or type(f).__name__
 
 
-def _array(x: Any, told: str) -> Any:
+def _array(x: Any, name: Callable[[int], str], number: int) -> Any:
     """Return an argument or result that is an array or can be made one."""
     try:
         return x if isinstance(x, Traced) else as_array(x)
     except DtypeError as error:
+        told = name(number)
         raise DtypeError(f"vmap: the {told} is not an array of numbers: {described(x)}.") from error
 
 
@@ -197,45 +197,57 @@ def _axes_of(axes: Any, values: Any, name: str) -> list[int | None]:
 
 
 def _size_of(
-    values: Sequence[Any], axes: Sequence[int], names: Sequence[str], size: int | None
+    values: Sequence[Any], axes: Sequence[int], name: Callable[[int], str], size: int | None
 ) -> int:
     """Return the number of examples.
 
     Args:
         values: the arguments that have them.
         axes: the dim of each.
-        names: what messages call each.
+        name: returns what messages call one of them.
         size: the number that was given.
 
     Raises:
         ShapeError: if an argument has no such dim, or the sizes differ.
     """
-    sizes: dict[int, list[str]] = {} if size is None else {size: ["axis_size"]}
-    for x, a, name in zip(values, axes, names, strict=True):
+    sizes = set() if size is None else {size}
+    for number, (x, a) in enumerate(zip(values, axes, strict=True)):
         if not -x.ndim <= a < x.ndim:
             raise ShapeError(
-                f"vmap was requested to map its {name} along axis {a}, which implies that its "
-                f"rank should be at least {a + 1 if a >= 0 else -a}, but is only {x.ndim} (its "
+                f"vmap was requested to map its {name(number)} along axis {a}, which implies that "
+                f"its rank should be at least {a + 1 if a >= 0 else -a}, but is only {x.ndim} (its "
                 f"shape is {x.shape}). Arguments that all examples share have None in in_axes."
             )
-        sizes.setdefault(x.shape[a], []).append(f"axis {a} of the {name} of shape {x.shape}")
+        sizes.add(x.shape[a])
     if not sizes:
         raise ArgumentError(
             "vmap must have at least one non-None value in in_axes, or axis_size must be given."
         )
     if len(sizes) > 1:
-        told = "; ".join(
-            f"{n} is the size of {_some(every)}".replace("the size of axis_size", "axis_size")
-            for n, every in sizes.items()
-        )
-        raise ShapeError(f"vmap got inconsistent sizes for array axes to be mapped: {told}.")
-    return next(iter(sizes))
+        raise _differ(values, axes, name, size)
+    (found,) = sizes
+    return found
+
+
+def _differ(
+    values: Sequence[Any], axes: Sequence[int], name: Callable[[int], str], size: int | None
+) -> ShapeError:
+    """Return the error for arguments of which not all have the same number of examples."""
+    told: dict[int, list[str]] = {}
+    for number, (x, a) in enumerate(zip(values, axes, strict=True)):
+        told.setdefault(x.shape[a], []).append(f"axis {a} of the {name(number)} of shape {x.shape}")
+    sizes = [] if size is None else [f"axis_size is {size}"]
+    sizes += [f"{n} is the size of {_some(every)}" for n, every in told.items()]
+    return ShapeError(
+        f"vmap got inconsistent sizes for array axes to be mapped: {'; '.join(sizes)}."
+    )
 
 
 def _some(names: Sequence[str]) -> str:
     """Return a list of names, of which there may be many."""
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return " and ".join(names[:2]) + more if not more else f"{names[0]}, {names[1]}{more}"
+    if len(names) < 3:
+        return " and ".join(names)
+    return f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
 def _out(y: Any, has: bool, axis: int | None, size: int) -> Any:

@@ -337,7 +337,7 @@ def check_types(
 
 
 def _fitting(what: str, value: Any, x: Any, told: str, kind: str) -> Any:
-    number = type(value) in WEAK
+    number = type(value) in WEAK and not (_is_complex(value) and not _is_complex(x))
     made = strong(value)
     if made.shape != x.shape:
         raise ShapeError(

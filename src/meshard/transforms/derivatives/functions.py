@@ -302,6 +302,11 @@ def jvp(
         )
     flat = Flattened.of("jvp", f, tuple(primals), {}, range(len(primals)), has_aux)
     what = f"jvp of {flat.name!r}"
+    if isinstance(primals, list) is not isinstance(tangents, list):
+        raise TreeError(
+            f"{what}: primal and tangent arguments must have the same tree structure, but one is a "
+            "list and the other a tuple."
+        )
     leaves, structure = trees.flatten(tuple(tangents))
     if structure != flat.tree:
         raise TreeError(

@@ -12,7 +12,7 @@ from meshard.algebra.boundary import bounded
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import reshape
-from meshard.ops.derivatives.kinds import Linear, Partials, Pulls, Tangents
+from meshard.ops.derivatives.elementwise import is_complex
 from meshard.runtime import trees
 from meshard.runtime.moving.structs import typeof
 from meshard.transforms.batching.vmap import vmap
@@ -30,7 +30,8 @@ from meshard.transforms.derivatives.arguments import (
 )
 from meshard.transforms.derivatives.functions import _cotangents, _like, _tangents
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import Node, followed, recorded
+from meshard.transforms.derivatives.linear import first_nonlinear
+from meshard.transforms.derivatives.reverse import followed, recorded
 
 Numbers = int | Sequence[int]
 
@@ -102,7 +103,8 @@ def jacfwd(
 
             results, moved = pushed(what, flat, leaves, list(tangents))
             own, _ = flat.split(results)
-            check_results(what, flat, own, holomorphic)
+            if holomorphic or not all(map(is_complex, own)):
+                check_results(what, flat, own, holomorphic)
             kept[:] = [results]
             return _tangents(moved[: len(own)], own), results[len(own) :]
 
@@ -242,24 +244,6 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     return (value, push, aux) if has_aux else (value, push)
 
 
-_LINEAR = {"negative": ([0],), "multiply": ([0], [1]), "divide": ([0],), "solve": ([1],)}
-"""Operations that are linear in some operands while the others stay: which these may be."""
-
-
-def _is_linear(node: Node) -> bool:
-    """Whether an operation is linear in what it got of the inputs; calls are taken to be."""
-    name, derivative = node.site.name, node.derivative
-    moved = [i for i, n in enumerate(node.inputs) if n is not None]
-    if isinstance(derivative, Partials):
-        constant = not any(callable(derivative.factors[i]) for i in moved)
-        return constant or moved in _LINEAR.get(name, ())
-    if isinstance(derivative, Linear):
-        return derivative.together or len(moved) == 1
-    if isinstance(derivative, (Tangents, Pulls)):
-        return name in ("astype", "scatter") or moved in _LINEAR.get(name, ())
-    return True
-
-
 def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = ()) -> Any:
     """Return the transpose of a function that is linear.
 
@@ -288,12 +272,12 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any, reduce_axes: Any = 
     flat = Flattened.of("linear_transpose", f, given, {}, range(len(primals)), False)
     what = f"linear_transpose of {flat.name!r}"
     run = recorded(what, flat, flat.leaves, flat.names)
-    for node in run.tape:
-        if not _is_linear(node):
-            raise DerivativeError(
-                f"{what}: it must be linear in all its arguments, but {node.site.name} is not. Use "
-                "vjp, which takes the values at which a function is approximated."
-            )
+    found = first_nonlinear(run.tape)
+    if found is not None:
+        raise DerivativeError(
+            f"{what}: it must be linear in all its arguments, but {found} is not. Use vjp, which "
+            "takes the values at which a function is approximated."
+        )
     own, _ = flat.split(run.results)
 
     @bounded

@@ -7,6 +7,7 @@ else runs the program.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, final
@@ -55,6 +56,16 @@ class OfProgram:
     """The base of rules that follow from a call's program, so that a mapped call has them too."""
 
     __slots__ = ()
+
+
+class BothAtOnce(ABC):
+    """The base of rules that give results and tangents together."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def forth(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+        """Return the results and their tangents."""
 
 
 def kept_call(
@@ -175,6 +186,17 @@ class _Kepts(CallRule):
         assert isinstance(call, (KeptCall, FollowedCall))
         rule: Rule = call.rule(call)
         return rule.begin(values)
+
+    def forth(
+        self, call: Call, values: Values, tangents: Values
+    ) -> tuple[list[Any], list[Any] | None]:
+        assert isinstance(call, (KeptCall, FollowedCall))
+        rule = call.rule(call)
+        return (
+            rule.forth(values, tangents)
+            if isinstance(rule, BothAtOnce)
+            else (call.run(values), None)
+        )
 
 
 CALLS[KeptCall] = CALLS[FollowedCall] = _Kepts()

@@ -428,7 +428,8 @@ class _Lowering:
     def _ends_with(self, x: Var, eqn: Eqn) -> bool:
         """Whether an operation is the only reader of a value but for those that run with it."""
         level = self._level.get(x)
-        others = [v for e in self._readers[x] if e is not eqn for v in e.outputs]
+        readers = self._readers.get(x, ())
+        others = [v for e in readers if e.outputs is not eqn.outputs for v in e.outputs]
         return level is not None and all(self._level.get(v) == level for v in others)
 
     def _level_of_segment(self, part: Piecewise, names: Sequence[Var | None], earliest: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table of calls)
 from meshard.algebra.arguments import flag_of, function_of, integer_of
 from meshard.algebra.boundary import bounded
+from meshard.errors import ArgumentError
 from meshard.runtime import trees
 from meshard.transforms.derivatives.arguments import name_of, value_of
 from meshard.transforms.derivatives.kept import Again, kept_call
@@ -77,7 +78,13 @@ def remat(
     @functools.wraps(fun)
     @bounded
     def function(*args: Any, **kwargs: Any) -> Any:
-        fixed = {n % len(args) for n in statics} if args else set()
+        for n in statics:
+            if not -len(args) <= n < len(args):
+                raise ArgumentError(
+                    f"remat of {name_of(f)!r}: static_argnums names argument {n}, but only "
+                    f"{len(args)} were passed by position."
+                )
+        fixed = {n % len(args) for n in statics}
         moving = tuple([x for n, x in enumerate(args) if n not in fixed])
         leaves, tree = trees.flatten((moving, kwargs))
         name = name_of(f)

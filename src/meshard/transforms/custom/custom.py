@@ -19,7 +19,9 @@ from meshard.errors import (
     did_you_mean,
 )
 from meshard.ops.array.create import zeros_like
+from meshard.ops.derivatives.elementwise import is_complex
 from meshard.ops.derivatives.kinds import Values, total
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.runtime import trees
 from meshard.runtime.array.traced import Traced
@@ -33,9 +35,10 @@ from meshard.transforms.derivatives.arguments import (
     type_text,
     value_of,
 )
-from meshard.transforms.derivatives.kept import kept_call
+from meshard.transforms.derivatives.kept import BothAtOnce, kept_call
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.reverse import transposed
+from meshard.transforms.derivatives.linear import first_nonlinear
+from meshard.transforms.derivatives.reverse import recorded
 
 
 @final
@@ -228,6 +231,11 @@ class custom_jvp(_Custom):
         """
 
         def jvp(primals: Any, tangents: Any) -> Any:
+            if len(primals) != len(jvps):
+                raise ArgumentError(
+                    f"{self._name}: defjvps got {len(jvps)} rules, but it was called with "
+                    f"{len(primals)} arguments. Pass a rule, or None, for each argument."
+                )
             found = self(*primals)
             parts = [
                 f(t, found, *primals) for f, t in zip(jvps, tangents, strict=True) if f is not None
@@ -242,13 +250,14 @@ class custom_jvp(_Custom):
 
 
 @final
-class _Forward:
+class _Forward(BothAtOnce):
     """The derivative of a function with a rule for tangents."""
 
     def __init__(self, owner: custom_jvp, args: _Args, call: Any) -> None:
         self.owner, self.args, self.call = owner, args, call
 
-    def _rule(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+    def forth(self, values: Values, tangents: Values) -> tuple[list[Any], list[Any]]:
+        """Return what the user's rule gives: results and their tangents."""
         own, name = self.args, self.owner._name
         if self.owner._jvp is None:
             raise DerivativeError(
@@ -281,11 +290,11 @@ class _Forward:
 
     def push(self, values: Values, tangents: Values) -> list[Any]:
         """Return the tangents of the results."""
-        return self._rule(values, tangents)[1]
+        return self.forth(values, tangents)[1]
 
     def begin(self, values: Values) -> tuple[list[Any], Any]:
         """Return the results."""
-        return self._rule(values, [None] * len(values))[0], ()
+        return self.forth(values, [None] * len(values))[0], ()
 
     def pull(
         self, values: Values, kept: Any, cotangents: Values, names: Sequence[str] = ()
@@ -299,7 +308,15 @@ class _Forward:
                 given[i] = t
             return self.push(values, given)
 
-        found = transposed(forward, [zeros_like(values[i]) for i in places], cotangents)
+        zeros = [zeros_like(values[i]) for i in places]
+        run = recorded(self.owner._name, forward, zeros)
+        wrong = first_nonlinear(run.tape)
+        if wrong is not None:
+            raise DerivativeError(
+                f"the rule for tangents of {self.owner._name} must be linear in them, but {wrong} "
+                "is not, so that there is no way back through it."
+            )
+        found = run.pull(cotangents)
         result: list[Any] = [None] * len(values)
         for i, g in zip(places, found, strict=True):
             result[i] = g
@@ -310,9 +327,12 @@ def _fits(t: Any, y: Any, name: str, what: str) -> Any:
     """Return a tangent or cotangent that a rule gave, checked against its value."""
     if t is None or is_float0(t):
         return None
-    made = strong(value_of(t, f"{name}: one of its {what}"))
+    value = value_of(t, f"{name}: one of its {what}")
     if not differentiable(y):
         return None
+    made = strong(value)
+    if type(value) in WEAK and not (is_complex(value) and not is_complex(y)):
+        made = made.astype(y.dtype)
     if made.shape != y.shape:
         raise ShapeError(
             f"the rule of {name} returned {what} of type {type_text(made)} for a value of type "
