@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,7 +40,7 @@ def of_numpy() -> Iterator[Callable[..., Any]]:
 def has(function: Callable[..., Any]) -> bool:
     """Whether meshard has a function of this name."""
     module = function.__module__.replace("numpy", "meshard.numpy")
-    return hasattr(sys.modules[module], function.__name__)
+    return hasattr(importlib.import_module(module), function.__name__)
 
 
 def laid_out(*spec: Any, on: meshard.sharding.Mesh | None = None) -> meshard.Array:

@@ -241,18 +241,22 @@ def poly(seq_of_zeros: ArrayLike) -> Array:
     return found
 
 
-def _condensed(both: Any) -> Any:
+def _condensed(both: Any, *, dim: int) -> Any:
     """Return the triangle with which a tall matrix, which may be split, is a product.
 
     Each device makes its own rows triangular; only the triangles are brought together.
+
+    Args:
+        both: the matrix.
+        dim: the dim of its rows; those before it are of many examples.
     """
-    parts = max(len(both.aval.layout.cuts[0]) - 1, 1)
-    rows, columns = both.shape
+    parts = max(len(both.aval.layout.cuts[dim]) - 1, 1)
+    *head, rows, columns = both.shape
     each = -(-rows // parts)
     if parts > 1 and each > columns:
-        both = bind("pad_zeros", both, dims=((0, (0, parts * each - rows)),))
-        stacked = reshape(both, (parts, each, columns))
-        both = reshape(bind("qr_r", stacked, mode="r")[0], (-1, columns))
+        both = bind("pad_zeros", both, dims=((dim, (0, parts * each - rows)),))
+        stacked = reshape(both, (*head, parts, each, columns))
+        both = reshape(bind("qr_r", stacked, mode="r")[0], (*head, -1, columns))
     return bind("qr_r", both, mode="r")[0]
 
 
@@ -303,7 +307,7 @@ def polyfit(
         column = reshape(weights.astype(at.dtype, copy=False), (-1, 1))
         left, right = left * column, right * column
     if count > terms + right.shape[1]:  # few equations with the same solution and residuals
-        both = when_laid_out("polyfit", _condensed, concatenate([left, right], axis=1))
+        both = when_laid_out("polyfit", _condensed, concatenate([left, right], axis=1), dim=0)
         left, right = both[:, :terms], both[:, terms:]
     scale = bind("sqrt", sum_(left * left, 0))
     found, residuals, rank, s = lstsq(left / scale, right, rcond)

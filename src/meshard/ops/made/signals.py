@@ -14,7 +14,7 @@ from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import asarray
 from meshard.ops.array.join import concatenate, flip
-from meshard.ops.array.shape import reshape
+from meshard.ops.array.shape import expand_dims, reshape
 from meshard.ops.checked import checked
 from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import accumulator, default_float, is_float, is_whole
@@ -59,19 +59,27 @@ def _correlate(x: Block, v: Block) -> Block:
 register(Op("correlate", _correlate_rule, _correlate, dtypes=_correlate_law, sums=True))
 
 
-def _windows(x: Any, v: Any) -> Any:
-    """Correlate an array of one dim, which may be split, with a shorter one that is whole."""
-    count, size = v.shape[0], x.shape[0] - v.shape[0] + 1
-    parts = max(len(x.aval.layout.cuts[0]) - 1, 1)
+def _windows(x: Any, v: Any, *, dim: int) -> Any:
+    """Correlate an array along its last dim, which may be split, with a shorter one.
+
+    Args:
+        x: the array.
+        v: what slides along it; whole on each device.
+        dim: the last dim of both; those before it are of many examples.
+    """
+    count, size = v.shape[dim], x.shape[dim] - v.shape[dim] + 1
+    parts = max(len(x.aval.layout.cuts[dim]) - 1, 1)
     each = -(-size // parts)
-    if parts == 1 or each < 1:
+    if parts == 1:
         return bind("correlate", x, v)
     # Each row begins where its device's results do, and reaches into what follows.
     starts = np.arange(parts)[:, None] * each
-    places = np.minimum(starts + np.arange(each + count - 1), x.shape[0] - 1)
-    rows = bind("take_positions", x, dims=((0, (tuple(places.reshape(-1).tolist()),)),))
-    rows = reshape(rows, (parts, each + count - 1))
-    return reshape(bind("correlate", rows, v), (-1,))[:size]
+    places = np.minimum(starts + np.arange(each + count - 1), x.shape[dim] - 1)
+    rows = bind("take_positions", x, dims=((dim, (tuple(places.reshape(-1).tolist()),)),))
+    head = x.shape[:dim]
+    rows = reshape(rows, (*head, parts, each + count - 1))
+    found = bind("correlate", rows, expand_dims(v, dim) if dim else v)
+    return reshape(found, (*head, parts * each))[..., :size]
 
 
 def _sliding(what: str, a: Any, v: Any, mode: str) -> Any:
@@ -94,7 +102,7 @@ def _sliding(what: str, a: Any, v: Any, mode: str) -> Any:
     beyond = 0 if mode == "valid" else v.shape[0] - 1
     if beyond:
         a = bind("pad_zeros", a, dims=((0, (beyond, beyond)),))
-    return when_laid_out("correlate", _windows, a, v)
+    return when_laid_out("correlate", _windows, a, v, dim=0)
 
 
 def _longer_first(x: Any, y: Any) -> tuple[Any, Any, bool]:
