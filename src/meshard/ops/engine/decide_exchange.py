@@ -8,7 +8,7 @@ the same axes, since rows pass between devices in any case.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Split, propagate
-from meshard.algebra.rule import BoundRule, OpRule, Term
+from meshard.algebra.rule import BoundRule, Dim, OpRule, Term
 from meshard.ops.dtypes.laws import result_dtypes
 from meshard.ops.engine.decision import ExchangeDecision
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
@@ -30,6 +30,8 @@ from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 
 Type = ArrayType | type[Any]
+WHOLE = Split((), (0, 0))
+"""That a factor is not split."""
 
 
 def decide_exchange(
@@ -129,25 +131,25 @@ class _Operands:
         positions give way to the array's other dims.
         """
         weights = [*self.weights]
-        first = self._propagated(self.places, weights, wish)
+        first = self._propagated(dict.fromkeys(self.places, WHOLE), weights, wish)
         self.split = {f: s for f, s in first.items() if f in named}
-        rest = [f for f in self.rule.sizes if f not in self.places]
-        rest = [f for f in rest if f in named or f not in first]
+        rest = {f: first.get(f, WHOLE) for f in self.rule.sizes if f not in self.places}
+        rest.update(dict.fromkeys(named, WHOLE))
         weights[0] += 2 * sum(weights)
         second = self._propagated(rest, weights, wish)
         self.factors = {f: s for f, s in second.items() if f not in named}
 
     def _propagated(
-        self, whole: Sequence[str], weights: Sequence[int], wish: Placement | None
+        self, given: Mapping[str, Split], weights: Sequence[int], wish: Placement | None
     ) -> dict[str, Split]:
-        """Return how factors are split where some of them are whole."""
+        """Return how factors are split where some of them are given."""
         terms = (*self.rule.inputs, self.rule.outputs[0])
-        *given, wanted = [
-            p and tuple([_part(s, not dim or dim[0] in whole) for dim, s in zip(t, p, strict=True)])
+        *found, wanted = [
+            p and tuple([_part(s, dim, given) for dim, s in zip(t, p, strict=True)])
             for t, p in zip(terms, (*self.placements, wish), strict=True)
         ]
         sizes = self.meets.mesh.shape
-        return dict(propagate(self.rule, given, sizes, weights, [wanted]).factors)
+        return dict(propagate(self.rule, found, sizes, weights, [wanted]).factors)
 
     def _spread(self, wish: Placement | None) -> None:
         """Split the result along the positions like the rows, where these do not say how."""
@@ -255,8 +257,10 @@ class _Operands:
         return tuple(a for a in self.meets.mesh.axis_names if a in joined)
 
 
-def _part(split: Split, whole: bool) -> Split:
-    return Split((), (0, split.cuts[-1])) if whole else split
+def _part(split: Split, dim: Dim, given: Mapping[str, Split]) -> Split:
+    """Return how a dim is split where its factor's split may be given."""
+    own = WHOLE if not dim else given.get(dim[0], split)
+    return Split((), (0, split.cuts[-1])) if own is WHOLE else own
 
 
 def _same(a: Placement, b: Placement) -> bool:
