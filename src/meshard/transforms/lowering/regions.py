@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -145,7 +145,7 @@ def _gathered_into_calls(program: Program, compiler: Compiler) -> Program:
         if not _is_region(eqns, work, numbers):
             found += [eqns[n] for n in numbers]
             continue
-        outputs = [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
+        outputs = _given(eqns, numbers, read, place)
         every, _ = _cone(eqns, [*again[place], *numbers], outputs)
         if outputs:
             own = [w for n in every if (w := work[n]) is not None]
@@ -177,8 +177,8 @@ def _repeated(
 ) -> list[list[int]]:
     """Return for each group operations of earlier ones that it does again.
 
-    Where a group gives one large value, for one later group alone, and else only small ones, as the
-    edges that a halo exchange sends, the later one computes the large value itself: so it is
+    Where a group gives large values for one later group alone, and else only small ones, as the
+    edges that a halo exchange sends, the later one computes the large ones itself: so they are
     neither written nor read.
     """
     again: list[list[int]] = [[] for _ in groups]
@@ -186,23 +186,28 @@ def _repeated(
     regions = [k for k, numbers in enumerate(groups) if _is_region(eqns, work, numbers)]
     for place in regions:
         numbers = groups[place]
-        given = [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
-        large = _by_far_the_largest(given)
-        if large is None or len(read[large]) > 1:
+        large = _by_far_the_largest(_given(eqns, numbers, read, place))
+        later = {k for v in large for k in read[v]}
+        if len(later) != 1 or not later.issubset(regions):
             continue
-        (to,) = read[large]
-        cone, inputs = _cone(eqns, numbers, [large])
-        if to in regions and sum(map(_bytes, inputs)) <= _bytes(large):
-            again[to] += cone
+        cone, inputs = _cone(eqns, numbers, large)
+        if sum(map(_bytes, inputs)) <= sum(map(_bytes, large)):
+            again[later.pop()] += cone
     return again
 
 
-def _by_far_the_largest(values: Sequence[Var]) -> Var | None:
-    """Return the one large value among small ones."""
-    if len(values) < 2:
-        return None
-    *rest, large = sorted(values, key=_bytes)
-    return large if 8 * sum(map(_bytes, rest)) <= _bytes(large) else None
+def _given(
+    eqns: Sequence[Eqn], numbers: Sequence[int], read: Mapping[Var, set[int]], place: int
+) -> list[Var]:
+    """Return what a group gives to others."""
+    return [v for n in numbers for v in eqns[n].outputs if read[v] - {place}]
+
+
+def _by_far_the_largest(values: Sequence[Var]) -> list[Var]:
+    """Return the large values among others that are small; none if there are only large ones."""
+    most = max(map(_bytes, values), default=0)
+    large = [v for v in values if 8 * _bytes(v) > most]
+    return large if len(large) < len(values) else []
 
 
 def _cone(
