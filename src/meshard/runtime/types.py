@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import refusal
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.where import Where
+from meshard.errors import DtypeError
 
 Block = np.ndarray[Any, np.dtype[Any]]
 Blocks = tuple[Block | None, ...]
@@ -45,6 +47,20 @@ ShapeLike = int | Sequence[int]
 
 KEY: np.dtype[Any] = np.dtype([("prng", np.uint32, (2,))])
 """The dtype of typed random keys: one element is one key, of 64 bits, the high word first."""
+
+
+def any_dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
+    """Return the dtype that is meant, also one that arrays cannot have.
+
+    Raises:
+        DtypeError: if it is not a dtype.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(given)
+    except Exception as error:  # NumPy raises TypeError, ValueError, SyntaxError and more
+        allowed = "a dtype, such as 'float32' or numpy.int64"
+        raise DtypeError(refusal(what, name, allowed, given)) from error
+    return found
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

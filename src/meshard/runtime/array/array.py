@@ -38,7 +38,7 @@ from meshard.runtime.array.show import (
 from meshard.runtime.callers import user_line
 from meshard.runtime.memory.exported import exported
 from meshard.runtime.missing import missing_boxes
-from meshard.runtime.types import ArrayType, Block, Blocks, DTypeLike
+from meshard.runtime.types import ArrayType, Block, Blocks, DTypeLike, any_dtype_of
 from meshard.runtime.world import here
 
 if TYPE_CHECKING:
@@ -317,12 +317,14 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
 
         Raises:
             NotAddressableError: if other processes hold parts of it.
+            DtypeError: if the dtype is not one.
 
         >>> import meshard.numpy as mnp
         >>> mnp.arange(3).to_numpy("f4")
         array([0., 1., 2.], dtype=float32)
         """
-        return self.__array__(dtype, copy=True if copy else None)
+        wanted = None if dtype is None else any_dtype_of(dtype, "Array.to_numpy")
+        return self.__array__(wanted, copy=True if copy else None)
 
     def __dlpack__(
         self,

@@ -46,4 +46,4 @@ def leave(kind: ArrayType, what: str) -> None:
         warnings.warn(f"{told}. on_gather='warn' says so.", UserWarning, stacklevel=level)
     record = HostRecord(what, kind.str_short(), kind.nbytes, user_line())
     for log in world.ledgers:
-        log.to_host.append(record)
+        log._gathered(record)

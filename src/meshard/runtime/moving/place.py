@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import described, is_text, refusal, shown
+from meshard.algebra.arguments import described, is_text, shown
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
@@ -45,7 +45,7 @@ from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.settings import DEFAULT_FLOAT
-from meshard.runtime.types import KEY, ArrayType, Block, Blocks
+from meshard.runtime.types import KEY, ArrayType, Block, Blocks, any_dtype_of
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
@@ -134,12 +134,7 @@ def dtype_of(given: Any, what: str, name: str = "dtype") -> np.dtype[Any]:
     Raises:
         DtypeError: if it is not a dtype, or not a numeric one.
     """
-    try:
-        found: np.dtype[Any] = np.dtype(given)
-    except Exception as error:  # NumPy raises TypeError, ValueError, SyntaxError and more
-        allowed = "a dtype, such as 'float32' or numpy.int64"
-        raise DtypeError(refusal(what, name, allowed, given)) from error
-    return checked_dtype(found, what)
+    return checked_dtype(any_dtype_of(given, what, name), what)
 
 
 def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:

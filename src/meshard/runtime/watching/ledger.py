@@ -182,6 +182,9 @@ class Ledger(Drawn):
             return f"{text} Nothing had moved before."
         return f"{text} The lines that moved most:\n{lines_table(self.records)}"
 
+    def _gathered(self, record: HostRecord) -> None:
+        self.to_host.append(record)
+
     def _add(self, record: Record) -> None:
         self.records.append(record)
         self._total += record.total_bytes

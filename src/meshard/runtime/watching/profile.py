@@ -20,7 +20,7 @@ from meshard.algebra.boundary import context
 from meshard.plan.captions import count_text, time_text
 from meshard.plan.file.files import write_text
 from meshard.plan.show.pictured import Drawn
-from meshard.plan.show.record import Record, labels
+from meshard.plan.show.record import HostRecord, Record, labels
 from meshard.plan.show.report import Table
 from meshard.runtime.callers import user_line
 from meshard.runtime.watching.trace_file import Event, trace_text
@@ -223,6 +223,9 @@ class Profile(Drawn):
         event = Event(record.what, "move", record.line, self._thread(), self._now())
         event.records.append(record)
         self._events.append(event)
+
+    def _gathered(self, record: HostRecord) -> None:
+        """Add nothing: what goes to the host is no time of the program's; the ledger lists it."""
 
 
 def _seconds(events: Iterable[Event]) -> float:
