@@ -1,4 +1,4 @@
-"""Where did the heat come from? A source is found from temperatures that were measured later.
+"""Where heat came from: a source is found from temperatures that were measured later.
 
     python examples/inverse_heat.py
 

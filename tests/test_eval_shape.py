@@ -166,13 +166,16 @@ def test_the_message_offers_control_flow() -> None:
 NOT_ARRAYS = {"finfo", "from_dlpack", "iinfo", "promote_types", "result_type"}
 VALUES = {
     # their results' shapes depend on values
-    *("argwhere", "bincount", "choose", "compress", "extract", "flatnonzero", "intersect1d"),
+    *("argwhere", "bincount", "choose", "compress", "delete", "extract", "flatnonzero"),
+    *("intersect1d", "resize", "roots", "trim_zeros"),
     *("nonzero", "setdiff1d", "setxor1d", "union1d", "unique", "unique_all", "unique_counts"),
     *("unique_inverse", "unique_values", "where"),
     # they take numbers where these tests pass arrays
     *("argpartition", "array_split", "broadcast_shapes", "empty", "geomspace", "hsplit"),
     *("indices", "ones", "partition", "repeat", "roll", "split", "tile", "zeros"),
 }
+TRIMMED = {"poly", "polydiv", "polymul"}
+"""Of known values these trim zeros, or tell that imaginary parts are zero."""
 
 
 def test_the_whole_of_numpy() -> None:
@@ -199,7 +202,7 @@ def test_the_whole_of_numpy() -> None:
                     if name not in VALUES:
                         wrong.append(f"{name}: {error}")
                     continue
-                if found != real:
+                if found != real and name not in TRIMMED:
                     wrong.append(f"{name}: {found} instead of {real}")
         assert count > 300
         return wrong

@@ -124,7 +124,6 @@ MORE = {
     "add": "what is no reduction is combined by halves, or one after another",
     "convolve correlate": "the shorter of two short arrays is made whole",
     "tril_indices_from triu_indices_from": "an index with arrays, which is another function",
-    "searchsorted digitize": "values go to where the pieces of a sorted array are, however short",
     "put_along_axis": "an update by arrays of positions, which is another function",
 }
 """Functions with a call of which a device receives more, and why."""

@@ -96,7 +96,8 @@ def polydiv(
 ) -> tuple[Array, Array]:
     """Return the coefficients of the quotient of two polynomials, and of the remainder.
 
-    ``trim_leading_zeros`` is as of `polymul`, and holds for the remainder.
+    ``trim_leading_zeros`` is as of `polymul`, and holds for the remainder; one that is not trimmed
+    is as long as ``u``.
 
     >>> import meshard.numpy as mnp
     >>> [c.tolist() for c in mnp.polydiv(mnp.asarray([3.0, 5.0, 2.0]), mnp.asarray([2.0, 1.0]))]
@@ -113,7 +114,9 @@ def polydiv(
         quotient.append(factor)
         x = x - bind("pad_zeros", factor * y, dims=((0, (k, n - m - k)),))
     rest = x[max(steps, 0) :] if steps > 0 and m > 1 else x[-1:] if steps > 0 else x
-    if rest.shape[0] > 1 and trim_leading_zeros is not False and not is_traced(rest):
+    if trim_leading_zeros is False or (trim_leading_zeros is None and is_traced(rest)):
+        rest = bind("pad_zeros", rest, dims=((0, (n - rest.shape[0], 0)),))
+    elif rest.shape[0] > 1:
         near = bind("isclose", rest, 0.0, rtol=1e-14, atol=1e-14, equal_nan=False)
         kept = np.flatnonzero(~np.asarray(near))
         rest = rest[int(kept[0]) if kept.size else rest.shape[0] - 1 :]

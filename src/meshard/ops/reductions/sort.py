@@ -417,11 +417,18 @@ class _Searched(Advised):
         if not apart:
             return bind("searchsorted", x, values, side=side)
         x, values = (bind("astype", y, dtype=dtype) if y.dtype != dtype else y for y in (x, values))
+        whole = NamedSharding(own.mesh, PartitionSpec(), memory_kind=own.memory_kind)
+
+        def everywhere(y: Any) -> Any:
+            kind = here().type_of(y.shape, dtype, whole, y.aval.committed)
+            return relaid(y, kind, "searchsorted")
+
+        # A short array goes to the values; else values go to their places, and these come back.
+        if x.size * dtype.itemsize * own.mesh.size <= values.size * (dtype.itemsize + 8):
+            return bind("searchsorted", everywhere(x), values, side=side)
         places = tuple([min(c, x.shape[0] - 1) for c in x.aval.layout.cuts[0][:-1]])
         firsts = bind("take_positions", x, dims=((0, (places,)),))
-        whole = NamedSharding(own.mesh, PartitionSpec(), memory_kind=own.memory_kind)
-        kind = here().type_of(firsts.shape, dtype, whole, firsts.aval.committed)
-        return bind("search_pieces", x, values, relaid(firsts, kind, "searchsorted"), side=side)
+        return bind("search_pieces", x, values, everywhere(firsts), side=side)
 
 
 @checked
@@ -432,7 +439,8 @@ def searchsorted(
 
     Where both are split, values go to where they belong, and their places come back; the result is
     laid out like the values. Where only the sorted array is split, each device counts its own
-    elements before each value, and the counts are added.
+    elements before each value, and the counts are added. In an array that is not sorted, places
+    depend on how it is split.
 
     Args:
         a: the sorted array, of one dim.
