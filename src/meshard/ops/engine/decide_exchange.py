@@ -17,6 +17,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Placement, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule, Term
+from meshard.algebra.sharding import NamedSharding
 from meshard.ops.dtypes.laws import result_dtypes
 from meshard.ops.engine.decision import ExchangeDecision
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
@@ -214,7 +215,8 @@ class _Operands:
             placement = self._placement(self.rule.outputs[0], self.factors, shape)
         sharding = meets.sharding(placement)
         for array, own in zip(self.arrays, self.placements, strict=True):
-            if array.shape == shape and own is not None and _same(own, placement):
+            named = isinstance(array.sharding, NamedSharding)
+            if named and array.shape == shape and own is not None and _same(own, placement):
                 sharding = array.sharding
         return self.world.type_of(shape, dtype, sharding, meets.committed)
 
