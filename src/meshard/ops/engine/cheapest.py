@@ -1,6 +1,6 @@
 """The way to run an operation that moves least, of those that the layouts leave open.
 
-In: what decides one way, and how results had better be laid out. Out: a `Decision`. All processes
+In: what decides one way, and how results should be laid out. Out: a `Decision`. All processes
 find the same one.
 """
 
@@ -14,7 +14,7 @@ from meshard.runtime.moving.place import wires_between
 from meshard.runtime.world import RuntimeWorld
 
 Preferred = Sequence[Sharding | None]
-"""For each result how it had better be laid out; None where that is all the same."""
+"""For each result how it should be laid out; None where it does not matter."""
 Way = Callable[[Preferred, int | None], Decision]
 """From results' preferred layouts, and the operand that leads, to a decision."""
 
@@ -27,7 +27,7 @@ def cheapest(
     Args:
         world: whose devices are used.
         way: decides one way.
-        preferred: how the results had better be laid out.
+        preferred: how the results should be laid out.
         arrays: the operands that are arrays: each may lead.
     """
     best = way((), None)
@@ -70,11 +70,11 @@ def _ways(preferred: Preferred, arrays: Sequence[int]) -> Iterator[tuple[Preferr
     """Yield the ways to run an operation besides that which follows its operands.
 
     Args:
-        preferred: how its results had better be laid out.
+        preferred: how its results should be laid out.
         arrays: its operands that are arrays, if something moves: each may lead where several are.
 
     Yields:
-        How results had better be laid out, if that is followed, and the operand that leads.
+        How results should be laid out, if that is followed, and the operand that leads.
     """
     known = any(p is not None for p in preferred)
     if known:

@@ -99,7 +99,7 @@ def decide(
         if found is not None and (row.positions.updates or not found.moved):
             return found
         other = _Kernel(world, row, types, dict(params), preferred, leading).decision
-        # An operand has to move in any case: perhaps the rows had better be together.
+        # An operand has to move in any case: perhaps the rows should be together.
         return other if found is None or _total(other) < _total(found) else found
     return _Kernel(world, row, types, dict(params), preferred, leading).decision
 

@@ -152,7 +152,7 @@ def polyint(p: ArrayLike, m: int = 1, k: ArrayLike | None = None) -> Array:
         k: the constants of integration, the last integral's last; one number for all, 0 by default.
 
     Raises:
-        ArgumentError: if ``m`` is negative, or the constants are not so many.
+        ArgumentError: if ``m`` is negative, or there are more or fewer constants than that.
 
     >>> import meshard.numpy as mnp
     >>> mnp.polyint(mnp.asarray([3.0, 2.0, 1.0]), k=5).tolist()

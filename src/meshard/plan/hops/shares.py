@@ -1,7 +1,7 @@
 """Shares: which part of its cells' streams each holder sends, so that the largest sender is small.
 
 Equal shares are the best where all cells have equally many holders. Where some holders are gone,
-those that are the only ones left of some cells had better send less of others. The sum of the
+those that are the only ones left of some cells should send less of others. The sum of the
 squares of what all send is lowered set by set: each set of holders in turn divides its elements so
 that their totals become as equal as they can be. That sum has one minimum, in which the largest
 total is least. All is done in integers, so that every process finds the same shares.

@@ -128,7 +128,7 @@ class _Guide:
     """What leads a lowering that does not only follow the operands.
 
     Attributes:
-        preferred: how values had better be laid out.
+        preferred: how values should be laid out.
         choose: chooses a way to run an operation, given what is preferred.
     """
 

@@ -1,4 +1,4 @@
-"""Preferences: how values had better be laid out, given what becomes of them.
+"""Preferences: how values should be laid out, given what becomes of them.
 
 In: a program, and how its values are laid out when each operation only follows its operands. Out:
 shardings for values inside, found backwards from the results that are asked for, the constraints,
@@ -36,7 +36,7 @@ def preferences(
     kinds: Mapping[Var, Kind],
     results: Sequence[Kind | Sharding | None] | None,
 ) -> dict[Var, NamedSharding]:
-    """Return how values of a program had better be laid out.
+    """Return how values of a program should be laid out.
 
     Args:
         program: the program.
@@ -71,7 +71,7 @@ def _fits(kind: Kind, sharding: NamedSharding) -> bool:
 
 
 def _before(eqn: Eqn, kinds: Mapping[Var, Kind], found: Found) -> Preferred:
-    """Return how the operands of an operation had better be laid out."""
+    """Return how the operands of an operation should be laid out."""
     if isinstance(eqn.call, ConstraintCall):
         return _before_constraint(eqn, eqn.call, kinds, found)
     if isinstance(eqn.call, AlikeCall):
@@ -94,7 +94,7 @@ def _before(eqn: Eqn, kinds: Mapping[Var, Kind], found: Found) -> Preferred:
 def _before_constraint(
     eqn: Eqn, call: ConstraintCall, kinds: Mapping[Var, Kind], found: Found
 ) -> Preferred:
-    """Return that an operand had better be where it is asked to be.
+    """Return that an operand should be where it is asked to be.
 
     Dims that the constraint leaves open are as the value's readers prefer, or as they come.
     """
@@ -110,7 +110,7 @@ def _before_constraint(
 
 
 def _before_body(eqn: Eqn, call: ShardMapCall) -> Preferred:
-    """Return that arguments of a body had better be laid out as its specs say."""
+    """Return that arguments of a body should be laid out as its specs say."""
     arguments = eqn.inputs[len(eqn.inputs) - len(call.in_specs) :]
     return [
         (x, NamedSharding(call.mesh, spec))
@@ -120,7 +120,7 @@ def _before_body(eqn: Eqn, call: ShardMapCall) -> Preferred:
 
 
 def _before_kernel(eqn: Eqn, row: Op, types: Sequence[ArrayType | type], found: Found) -> Preferred:
-    """Return how operands had better be laid out, by the rule that joins them and the results."""
+    """Return how operands should be laid out, by the rule that joins them and the results."""
     preferred = [found.get(v) for v in eqn.outputs]
     types = _on_mesh(types, preferred)
     with contextlib.suppress(MeshardError):
@@ -149,7 +149,7 @@ def _on_mesh(
 
 
 def _before_move(eqn: Eqn, row: MoveOp, kinds: Mapping[Var, Kind], found: Found) -> Preferred:
-    """Return how the operands of a move had better be laid out."""
+    """Return how the operands of a move should be laid out."""
     preferred = found.get(eqn.outputs[0])
     arrays = [x for x in eqn.inputs if isinstance(x, Var)]
     types: list[Any] = [kinds[x] for x in arrays]
