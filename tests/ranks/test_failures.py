@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from meshard.cli.run import environment, find_mpiexec
+
 pytestmark = pytest.mark.skipif(
     find_spec("mpi4py") is None, reason='mpi4py is not installed (pip install "meshard[mpi]")'
 )
@@ -159,6 +161,27 @@ except meshard.errors.ConfigError as error:
     assert "mpi4py is linked to MPICH Version: 5.0.2" in done.stdout
     assert "`meshard run` finds it" in done.stdout
     assert "{'initialize': False, 'finalize': False}" in done.stdout
+
+
+def test_the_files_of_a_killed_launcher_hinder_no_later_one_of_its_number(tmp_path: Path) -> None:
+    left = 'mkdir "$TMPDIR/ompi.$$" && : > "$TMPDIR/ompi.$$/pmix.vm.tool" && exec "$@"'
+    program = (
+        "import os, sys; from meshard.cli.jobs.supervise import supervise; "
+        "sys.exit(supervise(sys.argv[1:], os.environ).code)"
+    )
+    line = ["sh", "-c", left, "sh", str(find_mpiexec()), "-n", "1", "true"]
+    settings = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line],
+        env=environment(settings, devices_per_process=None, timeout=None),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    assert [entry.name for entry in folder.iterdir()] == ["pmix.vm.tool"]
 
 
 def test_the_job_is_described(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,6 +37,8 @@ _LAST = 1.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _PROC = Path("/proc")
+_FOLDERS = "PRTE_MCA_prte_local_tmpdir_base"
+"""Variable that says where Open MPI's mpiexec makes the folder of its job on this host."""
 
 
 def launcher_name() -> str:
@@ -86,9 +87,10 @@ def supervise(
         grace: Seconds that it has to end its job.
     """
     begun = time.monotonic()
-    with Keeper() as keeper, _Watch(grace) as watch:
+    with Keeper() as keeper, _Watch(grace) as watch, _own_folder() as folder:
         before = _descendants(os.getpid())
-        child = watch.child = _start(line, {**settings, KEEPER: keeper.variable})
+        settings = {_FOLDERS: folder, **settings, KEEPER: keeper.variable}
+        child = watch.child = _start(line, settings)
         alone = _wait(child, watch, keeper, processes)
         killed = child.poll() is None
         if killed:
@@ -106,10 +108,17 @@ def supervise(
             code = 1
         if code != 0 or killed:
             _end_the_rest(before)
-            # Open MPI's mpiexec removes the folder of its job, unless it is killed.
-            shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{child.pid}"), ignore_errors=True)
         quick = time.monotonic() - begun < FUTILE
         return Outcome(code, watch.was_told, quick and 0 < code < 128 and keeper.blames_program)
+
+
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for the files of one launcher.
+
+    Open MPI's mpiexec makes a folder named after its process number, which stays if it is killed;
+    a later one of that number then refuses to start.
+    """
+    return tempfile.TemporaryDirectory(prefix="meshard-run-", ignore_cleanup_errors=True)
 
 
 def _start(line: Sequence[str], settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
