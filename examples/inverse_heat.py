@@ -56,7 +56,7 @@ def recover(measured, mask, mesh, rounds):
     return source, misfits
 
 
-def main():
+def main(rounds=30):
     """Find two hot spots on 2 x 4 devices, from every fourth temperature with small errors."""
     meshard.config.update("num_devices", 8 // meshard.process_count())
     mesh = meshard.make_mesh((2, 4), ("y", "x"))
@@ -64,7 +64,7 @@ def main():
     true[4:8, 4:9], true[14:18, 15:20], mask[::2, ::2] = 100.0, 60.0, 1.0
     end = later(meshard.device_put(true, NamedSharding(mesh, P("y", "x"))), mesh)
     found = meshard.jit(recover, static_argnums=(2, 3))
-    source, misfits = found(end + 0.1 * random.normal(size=end.shape), mask, mesh, 30)
+    source, misfits = found(end + 0.1 * random.normal(size=end.shape), mask, mesh, rounds)
     print(
         f"misfit: {float(misfits[0]):.1f} in the first round, {float(misfits[-1]):.1f} in the last"
     )

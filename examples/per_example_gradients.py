@@ -44,7 +44,7 @@ def train(weights, images, digits, steps, noise, bound=1.0, rate=4.0):
     return weights, norms
 
 
-def main():
+def main(steps=200):
     """Learn to read digits on 8 devices; 16 of 1536 have a wrong label."""
     from sklearn.datasets import load_digits
 
@@ -61,7 +61,7 @@ def main():
     print("gradients:", one.shape, "by", one.sharding.spec)
     print("a step sends", meshard.explain(clipped, start, *placed, 1.0).total_bytes, "bytes")
     for noise in (0.0, 1.0):
-        weights, norms = train(start, *placed, 200, noise)
+        weights, norms = train(start, *placed, steps, noise)
         scores = images[1536:] @ weights["slope"] + weights["offset"]
         norms = meshard.multihost_utils.process_allgather(norms, tiled=True)
         found = np.isin(np.argsort(norms)[-16:], wrong).sum()

@@ -21,6 +21,7 @@ from machinery import names, notebooks, numpy_names, programs  # noqa: E402
 
 from meshard._version import DOCS as DOCS_ADDRESS  # noqa: E402
 from meshard._version import REPOSITORY  # noqa: E402
+from tests.printed import PRINTS, TRAINING, assert_trained  # noqa: E402
 from tests.test_api import public_modules, public_names  # noqa: E402
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -89,7 +90,7 @@ def test_summaries_are_single_sentences() -> None:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What each program of the gallery shows, from one run of all of them."""
     folder = tmp_path_factory.mktemp("gallery")
-    command = [sys.executable, "-m", "machinery.programs", str(folder)]
+    command = [sys.executable, "-m", "machinery.programs", str(folder), "--short"]
     done = subprocess.run(command, cwd=DOCS, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
@@ -128,6 +129,11 @@ def test_every_program_gives_what_numpy_gives(shown: dict[str, dict]) -> None:
             assert float(error) < 1e-9, name
             checked.add(name)
     assert len(checked) >= 14
+    for name, text in PRINTS.items():
+        assert text in shown[name]["printed"]
+    for name, (steps, _) in TRAINING.items():
+        assert programs.SHORT[name] == steps
+        assert_trained(name, shown[name]["printed"])
     assert shown["mandelbrot"]["total"] == 0
     assert "the same bits: True" in shown["monte_carlo"]["printed"]
     moved = [row[6] for row in shown["summa"]["rows"]]

@@ -4,7 +4,7 @@ In: ``examples``, and the table in ``examples/README.md`` that says what they sh
 JSON for each program, and the text of its page.
 
 ``python -m machinery.programs FOLDER`` runs all of them; the build does this in a process of its
-own, and so do the tests.
+own, and so do the tests, which add ``--short``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import ModuleType
 
 DOCS = Path(__file__).resolve().parents[1]
 EXAMPLES = DOCS.parent / "examples"
+SHORT = {"nano_transformer": (2, 2), "train_mlp": (2,)}  # the steps of training in tests
 LONGEST = 40  # lines of a program's output that are shown
 # What a program needs beside meshard, by module, and where it comes from.
 DIGITS = ("kmeans", "newton_cg", "per_example_gradients", "train_mlp")
@@ -66,7 +67,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def result_of(name: str) -> dict[str, object]:
+def result_of(name: str, short: bool = False) -> dict[str, object]:
     """Run a program on eight devices; return what it prints and moves, and its picture."""
     from machinery import gallery_pictures
     from meshard import debug
@@ -74,7 +75,7 @@ def result_of(name: str) -> dict[str, object]:
     try:
         program, printed = load(name), io.StringIO()
         with debug.ledger() as log, redirect_stdout(printed):
-            program.main()
+            program.main(*SHORT.get(name, ()) if short else ())
     except ModuleNotFoundError as absent:
         if absent.name not in NEEDS.get(name, ()):
             raise
@@ -114,7 +115,7 @@ def rows_of(log: Iterable) -> list[tuple[str, ...]]:
     ]
 
 
-def run_all(folder: Path) -> list[str]:
+def run_all(folder: Path, short: bool = False) -> list[str]:
     """Run all programs, and write what they have shown; return what has gone wrong."""
     import meshard
 
@@ -123,7 +124,7 @@ def run_all(folder: Path) -> list[str]:
     faults = []
     for name in names():
         try:
-            found = result_of(name)
+            found = result_of(name, short)
         except Exception:
             faults.append(f"examples/{name}.py: this fails\n{traceback.format_exc()}")
             continue
@@ -182,5 +183,7 @@ def ledger(found: dict) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    given = Path(sys.argv.pop())  # the programs read what is left
-    sys.exit("\n".join(run_all(given)) or 0)
+    short = "--short" in sys.argv
+    given = Path(sys.argv[1])
+    del sys.argv[1:]  # the programs read what is left
+    sys.exit("\n".join(run_all(given, short)) or 0)
