@@ -131,7 +131,7 @@ def chain(x: Any, y: Any, w: Any) -> list[Any]:
     ]
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.data(), teams())
 def test_bits_are_the_same_in_any_number_of_processes(data, team):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
