@@ -101,6 +101,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         debug as debug,
         elastic as elastic,
         experimental as experimental,
+        flatten_util as flatten_util,
         gda as gda,
         lax as lax,
         multihost_utils as multihost_utils,
@@ -109,6 +110,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         optim as optim,
         random as random,
         resharding as resharding,
+        tree_util as tree_util,
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
@@ -157,6 +159,7 @@ else:
             "meshard.debug",
             "meshard.elastic",
             "meshard.experimental",
+            "meshard.flatten_util",
             "meshard.gda",
             "meshard.lax",
             "meshard.multihost_utils",
@@ -190,6 +193,7 @@ else:
             "meshard.transforms.derivatives.jacobians:linear_transpose",
             "meshard.transforms.derivatives.jacobians:linearize",
             "meshard.transforms.tracing.abstract:eval_shape",
+            "meshard.tree_util",
             "meshard.typing",
         ),
         advice=_ABSENT,

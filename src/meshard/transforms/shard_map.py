@@ -610,7 +610,7 @@ class _Mapped:
 
     def _argument(self, args: tuple[Any, ...], number: int) -> str:
         """Return how to call a leaf of the arguments."""
-        first, *rest = trees.leaves_with_path(args)[number][0]
+        first, *rest = trees.leaves_with_plain_path(args)[number][0]
         told = f"args[{first}]" + "".join(f"[{k!r}]" for k in rest)
         try:
             names = list(inspect.signature(self._f).parameters)
@@ -653,7 +653,7 @@ def _mapped(options: _Options, ins: Any, outs: Any, f: Callable[..., Any]) -> _M
 
 
 def _result(result: Any, number: int) -> str:
-    path = "".join(f"[{k!r}]" for k in trees.leaves_with_path(result)[number][0])
+    path = "".join(f"[{k!r}]" for k in trees.leaves_with_plain_path(result)[number][0])
     return f"the result{path}"
 
 

@@ -45,6 +45,7 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
 from meshard.tuning import CACHE_PIECE, COPY_CHUNK, LARGE
@@ -156,6 +157,8 @@ def array(
     """
     if not 0 <= ndmin <= _MOST_DIMS:
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
+    if hasattr(object, "__jax_array__"):
+        object = object.__jax_array__()
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
     if is_array(value):
@@ -316,7 +319,7 @@ def full_like(
     """Make an array of one value with the shape, dtype and sharding of another.
 
     Args:
-        a: the other array.
+        a: the other array, or a `meshard.ShapeDtypeStruct`.
         fill_value: the value, or values that broadcast to the shape.
         dtype: another dtype.
         shape: another shape. The result is on the same devices, split alike if it has as many
@@ -327,9 +330,12 @@ def full_like(
     >>> mnp.full_like(mnp.arange(3), 7).tolist()
     [7, 7, 7]
     """
-    x = as_array(a)
+    x = a if isinstance(a, ShapeDtypeStruct) else as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else shape_of(shape, "full_like")
+    if isinstance(x, ShapeDtypeStruct):
+        place = x.sharding if device is None and sizes == x.shape else device
+        return full(sizes, fill_value, wanted, device=place)
     if has_devices(fill_value):
         committed = type(x) is Array and x.committed and sizes == x.shape
         place = x.sharding if device is None and committed else device

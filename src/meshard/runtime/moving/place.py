@@ -189,6 +189,8 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
         return x
     if isinstance(x, Traced):
         return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+    if hasattr(x, "__jax_array__"):
+        return as_array(x.__jax_array__(), dtype)
     world = here()
     value = as_host(x, "array", dtype)
     if not fresh:

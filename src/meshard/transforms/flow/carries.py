@@ -169,7 +169,7 @@ class Carry:
         return leaves
 
     def _refuse(self, number: int, old: Any, new: Any) -> None:
-        keys = trees.leaves_with_path(self.value)[number][0]
+        keys = trees.leaves_with_plain_path(self.value)[number][0]
         path = "".join(f"[{k!r}]" for k in keys[int(self.counted) :])
         part = "dtypes" if old.shape == new.shape else "shapes"
         raise ArgumentError(

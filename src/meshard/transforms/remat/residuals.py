@@ -142,7 +142,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Save
     leaves, tree = trees.flatten((args, kwargs))
     count = len(trees.leaves(args))
     told = [told_leaf(f, args, range(len(args)), i) for i in range(count)]
-    told += [f"argument {path[0]!r}" for path, _ in trees.leaves_with_path(kwargs)]
+    told += [f"argument {path[0]!r}" for path, _ in trees.leaves_with_plain_path(kwargs)]
     given = [
         x if isinstance(x, ShapeDtypeStruct) else value_of(x, f"saved_residuals: {t}")
         for x, t in zip(leaves, told, strict=True)

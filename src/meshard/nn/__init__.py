@@ -48,5 +48,7 @@ from meshard.ops.nn.functions import (
     tanh as tanh,
 )
 
-if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
+if _typing.TYPE_CHECKING:  # editors see only listed names
+    from meshard.nn import initializers as initializers
+else:
+    __all__, __dir__, __getattr__ = _door(__name__, late=("meshard.nn.initializers",))
