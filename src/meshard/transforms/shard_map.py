@@ -72,6 +72,17 @@ _INFER = _Infer()
 
 
 @final
+class _Passed:
+    """Says that the body gets an argument as it is."""
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+_PASSED = _Passed()
+
+
+@final
 class _Leaf:
     """Stands for an array where only the tree's structure is shown."""
 
@@ -130,7 +141,8 @@ def shard_map(
         mesh: the mesh; by default the one that is set (``with mesh:`` or ``set_mesh``).
         in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
             arguments. Axes that a spec does not name leave the argument whole on each device
-            along them; None names none. By default each array's own.
+            along them. Where an entry is None, the body gets the value itself: an array, a
+            string, or whatever else it is. By default each array's own.
         out_specs: a spec for each result, in the same way: how the devices' results are joined.
             Along axes that a spec does not name the result must be the same on all devices.
         check_vma: whether to refuse a result that may differ along an axis that its spec does
@@ -234,16 +246,16 @@ class _Call:
     Attributes:
         body: the interpreter of its body.
         args: the arguments, as they were passed.
-        given: their leaves, as arrays or values of the body around it.
+        given: their leaves that have a spec, as arrays or values of the body around it.
         specs: the spec of each.
-        values: the grids that they are in the body.
+        values: what all leaves are in the body: grids, and what is passed on as it is.
     """
 
     body: Body
     args: tuple[Any, ...]
     given: list[Any]
     specs: list[PartitionSpec]
-    values: list[Grid]
+    values: list[Any]
 
     @property
     def scope(self) -> Scope:
@@ -285,7 +297,7 @@ class _Mapped:
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._mesh = options.mesh
-        self._in_specs = trees.map(_whole_if_none, options.in_specs, is_leaf=_is_spec_or_none)
+        self._in_specs = trees.map(_passed_if_none, options.in_specs, is_leaf=_is_spec_or_none)
         self._out_specs = options.out_specs
         self._check = options.check
         self._names = options.names
@@ -340,7 +352,7 @@ class _Mapped:
     def _kept(self, call: _Call) -> _Ready | None:
         """Keep what is to do for arguments that are all arrays, one by one."""
         scope, arrays = call.scope, [x for x in call.args if type(x) is Array]
-        if scope.auto or len(arrays) < len(call.args) or len(arrays) < len(call.given):
+        if scope.auto or not len(arrays) == len(call.args) == len(call.given):
             return None
         ways_in = [
             (cells_in(scope, x._type, spec), value.kind)
@@ -387,6 +399,9 @@ class _Mapped:
             specs = self._inputs[structure] = self._matched_inputs(args)
         call, scope, around = _Call(body, args, [], [], []), body.scope, body.outer
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            if spec is _PASSED:
+                call.values.append(leaf)
+                continue
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
             if around is not None:
@@ -523,7 +538,7 @@ class _Mapped:
         """Refuse specs with axes that this does not run along."""
         for name, tree in (("in_specs", self._in_specs), ("out_specs", self._out_specs)):
             for spec in trees.leaves(tree, _is_spec):
-                if not isinstance(spec, _Infer):
+                if not isinstance(spec, (_Infer, _Passed)):
                     self._check_spec(name, spec, scope, manual)
 
     def _check_spec(self, name: str, spec: Any, scope: Scope, manual: frozenset[str]) -> None:
@@ -658,15 +673,15 @@ def _result(result: Any, number: int) -> str:
 
 
 def _is_spec(x: Any) -> bool:
-    return isinstance(x, (PartitionSpec, _Infer))
+    return isinstance(x, (PartitionSpec, _Infer, _Passed))
 
 
 def _is_spec_or_none(x: Any) -> bool:
     return x is None or _is_spec(x)
 
 
-def _whole_if_none(spec: Any) -> Any:
-    return PartitionSpec() if spec is None else spec
+def _passed_if_none(spec: Any) -> Any:
+    return _PASSED if spec is None else spec
 
 
 def _own_spec(x: Any, scope: Scope) -> PartitionSpec:
