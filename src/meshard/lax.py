@@ -165,6 +165,7 @@ from meshard.ops.lax.table import (
     tan as tan,
     tanh as tanh,
 )
+from meshard.transforms.collectives.halo import halo as halo, halo_add as halo_add
 from meshard.transforms.collectives.named_axes import (
     all_gather as all_gather,
     all_gather_invariant as all_gather_invariant,

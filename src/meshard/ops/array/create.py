@@ -309,7 +309,7 @@ empty = _constant_of("empty", 0)
 
 @checked
 def full_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
@@ -330,7 +330,7 @@ def full_like(
     >>> mnp.full_like(mnp.arange(3), 7).tolist()
     [7, 7, 7]
     """
-    x = a if isinstance(a, ShapeDtypeStruct) else as_array(a)
+    x: Any = a if isinstance(a, ShapeDtypeStruct) else as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else shape_of(shape, "full_like")
     if isinstance(x, ShapeDtypeStruct):
@@ -377,7 +377,7 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
 
 @checked
 def zeros_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
     shape: ShapeLike | None = None,
@@ -394,7 +394,7 @@ def zeros_like(
 
 @checked
 def ones_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
     shape: ShapeLike | None = None,
@@ -411,7 +411,7 @@ def ones_like(
 
 @checked
 def empty_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
     shape: ShapeLike | None = None,

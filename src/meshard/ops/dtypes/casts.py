@@ -23,7 +23,7 @@ class Cast(type):
 
     dtype: np.dtype[Any]
 
-    def __call__(cls, x: ArrayLike = 0, /) -> Array:  # type: ignore[override]
+    def __call__(cls, x: ArrayLike = 0, /) -> Array:
         """Return an array of this dtype: of a number, of lists, or of another array.
 
         Raises:
@@ -62,7 +62,9 @@ def cast(scalar: Any, module: str) -> Cast:
         module: where the name is public, so that it can be pickled.
     """
     dtype = np.dtype(scalar)
-    return Cast(dtype.name, (), {"dtype": dtype, "__module__": module, "__doc__": _DOC.format(dtype)})
+    return Cast(
+        dtype.name, (), {"dtype": dtype, "__module__": module, "__doc__": _DOC.format(dtype)}
+    )
 
 
 _DOC = """The dtype {0}; called with a number, lists or an array, it makes an array of it.

@@ -10,8 +10,8 @@ import numpy as np
 
 from meshard.errors import ShapeError
 from meshard.ops.array.create import asarray, zeros
-from meshard.ops.array.join import concatenate, split
 from meshard.ops.array.info import result_type
+from meshard.ops.array.join import concatenate, split
 from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.types import dtype_name

@@ -20,7 +20,8 @@ from meshard.ops.array.shape import moveaxis, reshape
 from meshard.ops.checked import DtypeLike
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float
-from meshard.ops.random import choice, distributions, keys, uniform as drawn
+from meshard.ops.random import choice, distributions, keys
+from meshard.ops.random import uniform as drawn
 from meshard.runtime.array.array import Array
 from meshard.runtime.types import ArrayLike, DeviceLike
 

@@ -47,7 +47,7 @@ ORDER = "The function comes first, and the trees after it."
 def up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
     """Return the parts of a tree at the leaves of a structure."""
     with refusing("the first tree must be a prefix of the others"):
-        return treedef.flattenup_to(tree)
+        return treedef.flatten_up_to(tree)
 
 
 @contextlib.contextmanager
@@ -233,6 +233,7 @@ def _listed(leaves: Any) -> list[Any]:
 
 
 def structure_of(given: Any, what: str, name: str) -> None:
+    """Refuse what is not a structure."""
     advice = "meshard.tree.structure(tree) returns it."
     instance_of(given, optree.PyTreeSpec, what, name, advice=advice)
 

@@ -109,7 +109,10 @@ def register_pytree_with_keys(
         ArgumentError: if the class is already registered.
 
     >>> from meshard.tree_util import (
-    ...     DictKey, keystr, register_pytree_with_keys, tree_leaves_with_path
+    ...     DictKey,
+    ...     keystr,
+    ...     register_pytree_with_keys,
+    ...     tree_leaves_with_path,
     ... )
     >>> class Record:
     ...     def __init__(self, **values):

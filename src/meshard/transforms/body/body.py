@@ -84,6 +84,7 @@ class Body(Interpreter):
         typed: whether nothing is run at all, and only types are wanted.
         recorder: writes the operations down; None if nothing does.
         notes: takes what typed collectives would move; None if nobody asks.
+        meeting: where the runs for unequal local shapes meet; None where all shapes are equal.
     """
 
     def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
@@ -93,6 +94,7 @@ class Body(Interpreter):
         self.mask: Mask | None = None
         self.recorder: Any = None
         self.notes: list[Wire] | None = None
+        self.meeting: Any = None
         self.axis_sizes: Mapping[str, int] = scope.sizes
         self._constants: dict[int, tuple[Any, Grid]] = {}
         if outer is not None and outer.mask is not None:
@@ -162,6 +164,8 @@ class Body(Interpreter):
         if found is None:
             found = decided(scope, name, key[2:], params)
         run = found.run
+        if self.meeting is not None and self.meeting.meets(self, name, params):
+            return self.meeting.ask(self, name, values, params)
         if self.recorder is None:
             if scope.world.profiles and not self.typed:
                 return self._timed(name, run, values)
