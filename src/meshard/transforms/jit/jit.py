@@ -7,6 +7,7 @@ call the program that was made for such arguments, and runs it.
 from __future__ import annotations
 
 import functools
+import sys
 import operator
 import types
 import weakref
@@ -450,7 +451,15 @@ class Jitted(Pictured, Generic[P, R]):
         programs = here().programs.get(self)
         return 0 if programs is None else len(programs.entries)
 
-    def __reduce__(self) -> str:
-        # As functions are: by name, where the module has the jitted function under it.
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # As functions are: by name, where their module has the jitted function under it; else by
+        # what it is made of, which cloudpickle can write. It writes what is in __main__ so, too.
         name: str = getattr(self, "__qualname__", self._name)
-        return name
+        module = getattr(self, "__module__", None)
+        found: Any = sys.modules.get(module) if module else None
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if found is self and not (module == "__main__" and caller.startswith("cloudpickle")):
+            return name
+        return Jitted, (self._f, self._options)
