@@ -18,7 +18,7 @@ import optree
 
 from meshard.algebra.arguments import flag_of, instance_of, names_of, refusal
 from meshard.algebra.boundary import bounded
-from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
+from meshard.algebra.mesh import AbstractMesh, Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
@@ -311,6 +311,7 @@ class _Mapped:
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._mesh = options.mesh
+        self._follows = options.mesh is None or isinstance(options.mesh, AbstractMesh)
         self._in_specs = trees.map(_passed_if_none, options.in_specs, is_leaf=_is_spec_or_none)
         self._out_specs = options.out_specs
         self._check = options.check
@@ -343,7 +344,7 @@ class _Mapped:
             call = _Call(body, args, [], [], ready.values(body, args))
             return self._run(call, ready, call.values)
         around = outer if isinstance(outer, Body) else None
-        scope = self._scope(around)
+        scope = self._scope(around, args)
         recorder = recording()
         body = Body(scope, around, is_abstract() or recorder is not None)
         if recorder is not None:
@@ -359,7 +360,7 @@ class _Mapped:
 
     def _ready_for(self, args: tuple[Any, ...]) -> _Ready | None:
         """Return what is to do for arrays of these types, if it is known."""
-        key: list[Any] = [config.epoch, ambient_mesh() if self._mesh is None else None]
+        key: list[Any] = [config.epoch, ambient_mesh() if self._follows else None]
         for x in args:
             if type(x) is not Array:
                 return None
@@ -378,7 +379,7 @@ class _Mapped:
         ]
         if len(self._ready) >= _MOST_READY:
             self._ready.clear()
-        mesh = ambient_mesh() if self._mesh is None else None
+        mesh = ambient_mesh() if self._follows else None
         key = (config.epoch, mesh, *[x._type for x in arrays])
         found = self._ready[key] = _Ready(scope, ways_in, {})
         return found
@@ -594,8 +595,13 @@ class _Mapped:
 
     # the axes
 
-    def _scope(self, around: Body | None) -> Scope:
+    def _scope(self, around: Body | None, args: tuple[Any, ...]) -> Scope:
         mesh, known = self._mesh, self._known
+        if isinstance(mesh, AbstractMesh):
+            shardings = [getattr(x, "sharding", None) for x in trees.leaves(args)]
+            meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+            inside = [around.scope.mesh] if around is not None else []
+            mesh = mesh.concrete(f"shard_map of {self._name!r}", *inside, *meshes)
         if mesh is None:
             mesh = around.scope.mesh if around is not None else ambient_mesh()
         if mesh is None:

@@ -19,7 +19,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, is_text, shown
 from meshard.algebra.device import Device
-from meshard.algebra.mesh import Mesh, ambient_mesh
+from meshard.algebra.mesh import AbstractMesh, Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.where import Where
@@ -239,6 +239,8 @@ def as_sharding(given: Any, what: str, shape: tuple[int, ...] | None = None) -> 
     """
     if type(given) is Where:
         return given.exact if shape is None else given.fitting(shape)
+    if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
+        return given.on_mesh(given.mesh.concrete(what))
     if given is None or isinstance(given, Sharding):
         return given
     if isinstance(given, Device):
