@@ -121,6 +121,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
     from meshard.transforms.shard_map import shard_map as shard_map
     from meshard.transforms.batching.vmap import vmap as vmap
+    from meshard.transforms.callbacks.printing import pure_callback as pure_callback
     from meshard.transforms.derivatives.arguments import float0 as float0
     from meshard.transforms.remat.remat import remat as remat
     from meshard.transforms.custom.gradient import (
@@ -177,6 +178,7 @@ else:
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
+            "meshard.transforms.callbacks.printing:pure_callback",
             "meshard.transforms.derivatives.arguments:float0",
             "meshard.transforms.remat.remat:remat",
             "meshard.transforms.custom.gradient:closure_convert",

@@ -15,7 +15,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.engine.later import Advised, OfRow
+from meshard.ops.engine.later import Advised, OfExamples, OfRow
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
@@ -175,6 +175,10 @@ def _made(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     if _is_advised(call):
         return _followed(call, operands, flags, size)
+    if isinstance(call.function, OfExamples):
+        of_all = replace(call, function=call.function.of_examples(flags, int(size)))
+        results = of_all.run(operands)
+        return results, [True] * len(results)
     given = every(operands, flags, size)
     if call.name == "sort" and "dim" not in call.params:  # of one dim
         results = sorted_along(given, call.params["descending"])
