@@ -157,7 +157,7 @@ def tensor_parallel(state, mesh):
         "down": P("model"),
     }
     return meshard.tree.map_with_path(
-        lambda path, x: NamedSharding(mesh, split.get(path[-1], P())), state
+        lambda path, x: NamedSharding(mesh, split.get(path[-1].key, P())), state
     )
 
 

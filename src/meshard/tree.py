@@ -20,7 +20,7 @@ from meshard.runtime.trees.nodes import (
     register_pytree_node as register_pytree_node,
     register_pytree_node_class as register_pytree_node_class,
 )
-from meshard.runtime.trees import (
+from meshard.runtime.trees.trees import (
     all as all,
     broadcast as broadcast,
     flatten as flatten,

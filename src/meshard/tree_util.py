@@ -10,11 +10,9 @@
 
 import typing as _typing
 
-import optree as _optree
-
 from meshard.algebra.attributes import door as _door
-from meshard.runtime import trees as _trees
 from meshard.runtime.trees import paths as _paths
+from meshard.runtime.trees import trees as _trees
 from meshard.runtime.trees.keys import (
     DictKey as DictKey,
 )
@@ -77,7 +75,7 @@ from meshard.runtime.trees.nodes import (
 )
 from meshard.runtime.trees.partial import Partial as Partial
 
-PyTreeDef = _optree.PyTreeSpec
+PyTreeDef = _trees.PyTreeSpec
 tree_all = _trees.all
 tree_broadcast = _trees.broadcast
 tree_flatten = _trees.flatten

@@ -61,6 +61,15 @@ def _axis_types(
     return tuple(types)
 
 
+def _grid(devices: object) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return devices as an array."""
+    try:
+        return np.array(devices, dtype=object)
+    except Exception as error:  # what NumPy cannot make an array of, it says in many ways
+        allowed = "an array or nested lists of devices"
+        raise ShardingError(refusal("Mesh", "devices", allowed, devices)) from error
+
+
 class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
     """An N-D arrangement of devices with named axes.
 
@@ -102,11 +111,7 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
         axis_types: AxisType | Sequence[AxisType] | None = None,
     ) -> None:
         names = names_of(axis_names, "Mesh", "axis_names", error=ShardingError)
-        try:
-            grid = np.array(devices, dtype=object)
-        except Exception as error:  # what NumPy cannot make an array of, it says in many ways
-            allowed = "an array or nested lists of devices"
-            raise ShardingError(refusal("Mesh", "devices", allowed, devices)) from error
+        grid = _grid(devices)
         if not names and not grid.size:
             grid = grid.reshape(0)  # the empty mesh
         elif grid.ndim != len(names):
@@ -292,9 +297,9 @@ class AbstractMesh(Mesh):
                 f"{names}. Give one name per axis."
             )
         count = math.prod(sizes)
-        grid = np.empty(sizes, object)
-        grid.flat = [Device(i, 0, _ABSTRACT, _ABSTRACT) for i in range(count)]
-        super().__init__(grid if names else (), names, axis_types)
+        devices = np.empty(count, object)
+        devices[:] = [Device(i, 0, _ABSTRACT, _ABSTRACT) for i in range(count)]
+        super().__init__(devices.reshape(sizes) if names else (), names, axis_types)
 
     @property
     def abstract_mesh(self) -> AbstractMesh:
@@ -308,9 +313,10 @@ class AbstractMesh(Mesh):
             ShardingError: if none has.
         """
         for mesh in (ambient_mesh(), *others):
-            if mesh is not None and not isinstance(mesh, AbstractMesh):
-                if mesh.shape_tuple == self.shape_tuple:
-                    return mesh
+            if mesh is None or isinstance(mesh, AbstractMesh):
+                continue
+            if mesh.shape_tuple == self.shape_tuple:
+                return mesh
         raise ShardingError(
             f"{what}: {self!r} has no devices, and no mesh with its axes is set. Set one with "
             "`with mesh:` or meshard.set_mesh(mesh), or give a Mesh."

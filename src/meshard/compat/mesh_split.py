@@ -33,7 +33,7 @@ from meshard.errors import (
 )
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import flatten_with_plain_path, unflatten
+from meshard.runtime.trees.trees import flatten_with_plain_path, unflatten
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 

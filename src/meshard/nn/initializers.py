@@ -12,64 +12,64 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     Initializer as Initializer,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     constant as constant,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     delta_orthogonal as delta_orthogonal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     glorot_normal as glorot_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     glorot_uniform as glorot_uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     he_normal as he_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     he_uniform as he_uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     kaiming_normal as kaiming_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     kaiming_uniform as kaiming_uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     lecun_normal as lecun_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     lecun_uniform as lecun_uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     normal as normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     ones as ones,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     orthogonal as orthogonal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     truncated_normal as truncated_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     uniform as uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     variance_scaling as variance_scaling,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     xavier_normal as xavier_normal,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     xavier_uniform as xavier_uniform,
 )
-from meshard.ops.nn.initializers import (
+from meshard.ops.made.initializers import (
     zeros as zeros,
 )
 

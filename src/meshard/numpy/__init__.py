@@ -15,7 +15,6 @@ make arrays takes a sharding.
 
 import typing as _typing
 
-import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
 from meshard.algebra.attributes import door as _door
@@ -203,7 +202,6 @@ from meshard.ops.array.take import (
     take as take,
     take_along_axis as take_along_axis,
 )
-from meshard.ops.dtypes.casts import cast as _cast
 from meshard.ops.linalg.contract import (
     dot as dot,
     inner as inner,
@@ -228,6 +226,48 @@ from meshard.ops.linalg.products import (
     vecmat as vecmat,
 )
 from meshard.ops.made import ufuncs as _ufuncs  # noqa: F401  (which gives add its reduce)
+from meshard.ops.made.casts import (
+    bfloat16 as bfloat16,
+    bool as bool,
+    bool_ as bool_,
+    byte as byte,
+    cdouble as cdouble,
+    complex128 as complex128,
+    complex64 as complex64,
+    csingle as csingle,
+    double as double,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    float8_e4m3b11fnuz as float8_e4m3b11fnuz,
+    float8_e4m3fn as float8_e4m3fn,
+    float8_e4m3fnuz as float8_e4m3fnuz,
+    float8_e5m2 as float8_e5m2,
+    float8_e5m2fnuz as float8_e5m2fnuz,
+    half as half,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    int8 as int8,
+    int_ as int_,
+    intc as intc,
+    intp as intp,
+    long as long,
+    longlong as longlong,
+    short as short,
+    single as single,
+    ubyte as ubyte,
+    uint as uint,
+    uint16 as uint16,
+    uint32 as uint32,
+    uint64 as uint64,
+    uint8 as uint8,
+    uintc as uintc,
+    uintp as uintp,
+    ulong as ulong,
+    ulonglong as ulonglong,
+    ushort as ushort,
+)
 from meshard.ops.made.choices import (
     apply_over_axes as apply_over_axes,
     fabs as fabs,
@@ -412,39 +452,6 @@ pow = power
 radians = deg2rad
 true_divide = divide
 
-bool_ = _cast(_numpy.bool_, __name__)
-int8 = _cast(_numpy.int8, __name__)
-int16 = _cast(_numpy.int16, __name__)
-int32 = _cast(_numpy.int32, __name__)
-int64 = _cast(_numpy.int64, __name__)
-uint8 = _cast(_numpy.uint8, __name__)
-uint16 = _cast(_numpy.uint16, __name__)
-uint32 = _cast(_numpy.uint32, __name__)
-uint64 = _cast(_numpy.uint64, __name__)
-float16 = _cast(_numpy.float16, __name__)
-float32 = _cast(_numpy.float32, __name__)
-float64 = _cast(_numpy.float64, __name__)
-complex64 = _cast(_numpy.complex64, __name__)
-complex128 = _cast(_numpy.complex128, __name__)
-byte = _cast(_numpy.byte, __name__)
-ubyte = _cast(_numpy.ubyte, __name__)
-short = _cast(_numpy.short, __name__)
-ushort = _cast(_numpy.ushort, __name__)
-intc = _cast(_numpy.intc, __name__)
-uintc = _cast(_numpy.uintc, __name__)
-int_ = _cast(_numpy.int_, __name__)
-uint = _cast(_numpy.uint, __name__)
-intp = _cast(_numpy.intp, __name__)
-uintp = _cast(_numpy.uintp, __name__)
-long = _cast(_numpy.long, __name__)
-ulong = _cast(_numpy.ulong, __name__)
-longlong = _cast(_numpy.longlong, __name__)
-ulonglong = _cast(_numpy.ulonglong, __name__)
-half = _cast(_numpy.half, __name__)
-single = _cast(_numpy.single, __name__)
-double = _cast(_numpy.double, __name__)
-csingle = _cast(_numpy.csingle, __name__)
-cdouble = _cast(_numpy.cdouble, __name__)
 generic = _numpy.generic
 number = _numpy.number
 integer = _numpy.integer
@@ -453,13 +460,6 @@ unsignedinteger = _numpy.unsignedinteger
 inexact = _numpy.inexact
 floating = _numpy.floating
 complexfloating = _numpy.complexfloating
-bfloat16 = _cast(_ml_dtypes.bfloat16, __name__)
-float8_e4m3fn = _cast(_ml_dtypes.float8_e4m3fn, __name__)
-float8_e5m2 = _cast(_ml_dtypes.float8_e5m2, __name__)
-float8_e4m3b11fnuz = _cast(_ml_dtypes.float8_e4m3b11fnuz, __name__)
-float8_e4m3fnuz = _cast(_ml_dtypes.float8_e4m3fnuz, __name__)
-float8_e5m2fnuz = _cast(_ml_dtypes.float8_e5m2fnuz, __name__)
-bool = bool_
 dtype = _numpy.dtype
 ndarray = _Array
 issubdtype = _numpy.issubdtype

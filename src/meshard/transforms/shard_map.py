@@ -35,10 +35,10 @@ from meshard.errors import (
 )
 from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.settings import config
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
@@ -598,10 +598,7 @@ class _Mapped:
     def _scope(self, around: Body | None, args: tuple[Any, ...]) -> Scope:
         mesh, known = self._mesh, self._known
         if isinstance(mesh, AbstractMesh):
-            shardings = [getattr(x, "sharding", None) for x in trees.leaves(args)]
-            meshes = [s.mesh for s in shardings if isinstance(s, NamedSharding)]
-            inside = [around.scope.mesh] if around is not None else []
-            mesh = mesh.concrete(f"shard_map of {self._name!r}", *inside, *meshes)
+            mesh = mesh.concrete(f"shard_map of {self._name!r}", *_meshes(around, args))
         if mesh is None:
             mesh = around.scope.mesh if around is not None else ambient_mesh()
         if mesh is None:
@@ -792,6 +789,13 @@ def _is_spec_or_none(x: Any) -> bool:
 
 def _passed_if_none(spec: Any) -> Any:
     return _PASSED if spec is None else spec
+
+
+def _meshes(around: Body | None, args: Any) -> list[Mesh]:
+    """Return the mesh of the body around, and those of the arguments."""
+    shardings = [getattr(x, "sharding", None) for x in trees.leaves(args)]
+    inside = [around.scope.mesh] if around is not None else []
+    return inside + [s.mesh for s in shardings if isinstance(s, NamedSharding)]
 
 
 def _divides(scope: Scope, x: Any, spec: PartitionSpec) -> bool:

@@ -19,9 +19,9 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError, ReplicationError, ShapeError, TreeError
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.trees import trees
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import cell_type, cells_of_pieces, pieces_of_cells, to_array
 from meshard.transforms.body.grid import Grid

@@ -25,7 +25,7 @@ from meshard.errors import UnequalError
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.place import as_host
 from meshard.runtime.moving.same_values import digest
-from meshard.runtime.trees import flatten_with_plain_path
+from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 

@@ -16,7 +16,7 @@ from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingErro
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host
-from meshard.runtime.trees import flatten_with_plain_path
+from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld
 

@@ -110,7 +110,9 @@ def _parts(write: Writer, block: Block, box: Box) -> list[Callable[[], None]]:
 
 
 def _from_nested(value: Any) -> Any:
-    """Stack lists that hold arrays; leave everything else alone."""
+    """Stack lists that hold arrays, and convert what says how; leave everything else alone."""
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__()
     if isinstance(value, (list, tuple)) and _holds_array(value):
         return stack(
             [_from_nested(v) if isinstance(v, (list, tuple)) else as_array(v) for v in value]
@@ -157,8 +159,6 @@ def array(
     """
     if not 0 <= ndmin <= _MOST_DIMS:
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
-    if hasattr(object, "__jax_array__"):
-        object = object.__jax_array__()
     value = _from_nested(object)
     wanted = None if dtype is None else as_dtype(dtype)
     if is_array(value):
@@ -334,8 +334,7 @@ def full_like(
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else shape_of(shape, "full_like")
     if isinstance(x, ShapeDtypeStruct):
-        place = x.sharding if device is None and sizes == x.shape else device
-        return full(sizes, fill_value, wanted, device=place)
+        return _full_of(x, sizes, fill_value, wanted, device)
     if has_devices(fill_value):
         committed = type(x) is Array and x.committed and sizes == x.shape
         place = x.sharding if device is None and committed else device
@@ -346,6 +345,14 @@ def full_like(
             return when_laid_out("full_like", _alike, x, value=value, shape=sizes)
         found = _full(sizes, value, device, "full_like")
     return x._varying(found) if is_traced(x) else found
+
+
+def _full_of(
+    x: ShapeDtypeStruct, sizes: tuple[int, ...], value: Any, dtype: Dtype, device: Any
+) -> Array:
+    """Make an array of one value with the sharding of an array that need not exist."""
+    place = x.sharding if device is None and sizes == x.shape else device
+    return full(sizes, value, dtype, device=place)
 
 
 def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:

@@ -27,10 +27,10 @@ from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
 from meshard.ops.reductions.reduce import reduction_rule
 from meshard.ops.row import Op, Partial, register
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike, Block
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from meshard.errors import ShapeError
 from meshard.ops.array.create import asarray, zeros
 from meshard.ops.array.info import result_type
 from meshard.ops.array.join import concatenate, split
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
 
 

@@ -12,13 +12,13 @@ import optree
 
 from meshard.algebra.arguments import instance_of, items_of, shown
 from meshard.errors import TreeError
-from meshard.runtime.trees import IsLeaf, asked, structure_of
 from meshard.runtime.trees.keys import key_of
+from meshard.runtime.trees.trees import IsLeaf, asked, level_of, structure_of
 
 
-def _level(tree: Any) -> tuple[Any, ...]:
+def _level(tree: Any) -> tuple[list[Any], Any]:
     try:
-        return optree.tree_flatten_one_level(tree)
+        return level_of(tree)
     except ValueError as error:
         raise TreeError(
             f"tree_util.flatten_one_level: {shown(tree)} of type {type(tree).__name__} is a leaf; "
@@ -39,7 +39,7 @@ def flatten_one_level(tree: Any) -> tuple[tuple[Any, ...], Hashable]:
     >>> flatten_one_level({"b": [1, 2], "a": 3})
     ((3, [1, 2]), ('a', 'b'))
     """
-    children, kept, *_ = _level(tree)
+    children, kept = _level(tree)
     return tuple(children), tuple(kept) if isinstance(kept, list) else kept
 
 
@@ -109,7 +109,7 @@ def treedef_children(treedef: optree.PyTreeSpec) -> list[optree.PyTreeSpec]:
 
 
 def treedef_is_leaf(treedef: optree.PyTreeSpec) -> bool:
-    """Return whether a structure is that of a single leaf.
+    """Return whether a structure is that of a single leaf, or of an empty container.
 
     Raises:
         ArgumentError: if ``treedef`` is not a structure.
@@ -119,7 +119,7 @@ def treedef_is_leaf(treedef: optree.PyTreeSpec) -> bool:
     (True, False)
     """
     structure_of(treedef, "tree_util.treedef_is_leaf", "treedef")
-    return treedef.num_nodes == 1 and treedef.num_leaves == 1
+    return treedef.num_nodes == 1
 
 
 def treedef_tuple(treedefs: Iterable[optree.PyTreeSpec]) -> optree.PyTreeSpec:

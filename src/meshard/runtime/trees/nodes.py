@@ -281,12 +281,7 @@ def register_dataclass(
     meta = names_of(meta_fields, what, "meta_fields", "names of fields")
     if own is not None:
         needed = {f.name for f in own if f.init} - set(drop_fields)
-        if {*data, *meta} != needed:
-            wrong = ", ".join(sorted({*data, *meta} ^ needed))
-            raise ArgumentError(
-                f"tree: register_dataclass({name}): data_fields and meta_fields together must name "
-                f"all fields of the class that are not dropped; missing or unknown: {wrong}."
-            )
+        _check_fields(name, {*data, *meta}, needed)
 
     keys = [GetAttrKey(n) for n in data]
 
@@ -300,6 +295,16 @@ def register_dataclass(
 
     _register(nodetype, flatten, unflatten, KeyedEntry)
     return nodetype
+
+
+def _check_fields(name: str, given: set[str], needed: set[str]) -> None:
+    """Refuse fields that are not those from which an instance is made."""
+    if given != needed:
+        wrong = ", ".join(sorted(given ^ needed))
+        raise ArgumentError(
+            f"tree: register_dataclass({name}): data_fields and meta_fields together must name "
+            f"all fields of the class that are not dropped; missing or unknown: {wrong}."
+        )
 
 
 def static(**kwargs: Any) -> Any:

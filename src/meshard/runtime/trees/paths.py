@@ -12,14 +12,14 @@ from typing import Any
 import optree
 
 from meshard.algebra.arguments import function_of
-from meshard.runtime.trees import (
+from meshard.runtime.trees.keys import KeyPath, key_of
+from meshard.runtime.trees.trees import (
     ORDER,
     IsLeaf,
     asked,
     flatten_with_accessors,
     up_to,
 )
-from meshard.runtime.trees.keys import KeyPath, key_of
 
 
 def flatten_with_path(

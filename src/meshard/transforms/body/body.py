@@ -164,12 +164,10 @@ class Body(Interpreter):
         if found is None:
             found = decided(scope, name, key[2:], params)
         run = found.run
-        if self.meeting is not None and self.meeting.meets(self, name, params):
-            return self.meeting.ask(self, name, values, params)
         if self.recorder is None:
-            if scope.world.profiles and not self.typed:
-                return self._timed(name, run, values)
-            return run(self, values)
+            if self.meeting is None and not scope.world.profiles:
+                return run(self, values)
+            return self._watched(name, run, values, params)
         result = run(self, values)
         results = result if isinstance(result, tuple) else (result,)
         self.recorder.write(name, params, values, results)
@@ -179,8 +177,12 @@ class Body(Interpreter):
         """Return the sum of a value over axes over which it varies."""
         return self.run("psum", (x,), (("axes", axes),))
 
-    def _timed(self, name: str, run: Runner, values: Sequence[Any]) -> Any:
-        """Run an operation while a profile is open."""
+    def _watched(self, name: str, run: Runner, values: Sequence[Any], params: Params) -> Any:
+        """Run an operation where runs meet in collectives, or a profile is open."""
+        if self.meeting is not None and self.meeting.meets(self, name, params):
+            return self.meeting.ask(self, name, values, params)
+        if self.typed or not self.scope.world.profiles:
+            return run(self, values)
         with timed(self.scope.world, name, "body") as ran_on:
             ran_on([NamedSharding(self.scope.mesh, PartitionSpec())])
             return run(self, values)

@@ -23,10 +23,10 @@ from meshard.ops.derivatives.kinds import FLAT, Refused
 from meshard.ops.derivatives.table import LATE
 from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.later import OfExamples
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import cell_type

@@ -16,13 +16,13 @@ from typing import Any
 
 from meshard.algebra.arguments import choice_of, flag_of, function_of, instance_of
 from meshard.errors import ArgumentError
-from meshard.runtime import trees
+from meshard.ops.engine.later import when_laid_out
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array, as_sharding
 from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import trees
 from meshard.transforms.callbacks.callback import DEBUG, IO, PURE, callback_of
 from meshard.transforms.tracing.abstract import is_abstract
-from meshard.ops.engine.later import when_laid_out
 
 _METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
 
@@ -79,7 +79,7 @@ def log(
     skip_format_check: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Write values to the log ``meshard.debug`` of the module `logging` when a program runs.
+    """Write values to the log ``meshard`` of the module `logging` when a program runs.
 
     The arguments are those of `print`; the level is INFO.
 
@@ -88,7 +88,7 @@ def log(
             not ask for.
 
     >>> import logging, meshard, sys
-    >>> logger = logging.getLogger("meshard.debug")
+    >>> logger = logging.getLogger("meshard")
     >>> handler = logging.StreamHandler(sys.stdout)
     >>> logger.addHandler(handler)
     >>> logger.setLevel(logging.INFO)
@@ -104,7 +104,7 @@ def log(
 
 
 def _log(fmt: str, *args: Any, **kwargs: Any) -> None:
-    logging.getLogger("meshard.debug").info("%s", fmt.format(*args, **kwargs))
+    logging.getLogger("meshard").info("%s", fmt.format(*args, **kwargs))
 
 
 class _Asking(string.Formatter):

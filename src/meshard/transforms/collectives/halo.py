@@ -22,8 +22,13 @@ from meshard.ops.reductions.reduce import sum as sum_
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike
-from meshard.transforms.collectives.axis_arguments import bound_axes, checked_dim, positions
-from meshard.transforms.collectives.named_axes import AxisName, axis_index, ppermute
+from meshard.transforms.collectives.axis_arguments import (
+    AxisName,
+    bound_axes,
+    checked_dim,
+    positions,
+)
+from meshard.transforms.collectives.named_axes import axis_index, ppermute
 
 Boundary = Literal["wrap", "edge", "reflect", "symmetric"] | float
 _KINDS = ("wrap", "edge", "reflect", "symmetric")

@@ -16,11 +16,11 @@ import numpy as np
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.checked import checked
 from meshard.ops.engine.accept import WEAK
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.transforms.body.mapped_axes import MappedAxis, are_mapped, axis_index_over
 from meshard.transforms.body.members import same_number
 from meshard.transforms.collectives.axis_arguments import (

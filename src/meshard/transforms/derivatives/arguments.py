@@ -18,11 +18,11 @@ import numpy as np
 from meshard.algebra.arguments import described, function_of, integer_of
 from meshard.errors import ArgumentError, DtypeError, MeshardError, ShapeError, TreeError
 from meshard.ops.engine.accept import WEAK
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
 from meshard.transforms.body.body import Body
 from meshard.transforms.derivatives.levels import differentiable

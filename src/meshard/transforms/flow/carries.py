@@ -16,8 +16,8 @@ from meshard.errors import ArgumentError, MeshardError, TreeError
 from meshard.ops.dtypes.laws import is_float
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, widened
 from meshard.transforms.body.grid import Grid

@@ -7,11 +7,12 @@ call the program that was made for such arguments, and runs it.
 from __future__ import annotations
 
 import functools
-import sys
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,13 +35,13 @@ from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.plan.show.pictured import Pictured
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.doors import beneath, innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import chosen_device, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.trees import trees
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
 
 _NUMBERS = (int, float, complex)
+
+
+DISABLED: ContextVar[bool] = ContextVar("meshard_disable_jit", default=False)
+"""Whether jitted functions run as they are written."""
 
 
 def _nothing() -> None:
@@ -247,6 +252,8 @@ class Jitted(Pictured, Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program for such arguments, which is made if there is none yet."""
+        if DISABLED.get():
+            return self._f(*args, **kwargs)
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
             return self._inside(args, kwargs)

@@ -21,9 +21,9 @@ from meshard.ops.engine.infer import number_type
 from meshard.plan.captions import whole_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.summary import Summarized, Summary
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import here
 from meshard.transforms.derivatives.arguments import name_of, strong, told_leaf, value_of

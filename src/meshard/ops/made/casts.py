@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from meshard.ops.array.create import asarray
@@ -44,27 +47,22 @@ class Cast(type):
     def __ne__(cls, other: object) -> Any:
         return not cls == other
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: Any) -> builtins.bool:
         return isinstance(instance, cls.dtype.type)
 
-    def __subclasscheck__(cls, subclass: type) -> bool:
+    def __subclasscheck__(cls, subclass: type) -> builtins.bool:
         return subclass is cls or issubclass(subclass, cls.dtype.type)
 
     def __repr__(cls) -> str:
         return f"meshard.numpy.{cls.__name__}"
 
 
-def cast(scalar: Any, module: str) -> Cast:
-    """Return a dtype that can be called.
-
-    Args:
-        scalar: NumPy's class of scalars, or another package's.
-        module: where the name is public, so that it can be pickled.
-    """
+@functools.cache
+def _cast(scalar: Any) -> Cast:
+    """Return a dtype that can be called, of NumPy's class of scalars or another package's."""
     dtype = np.dtype(scalar)
-    return Cast(
-        dtype.name, (), {"dtype": dtype, "__module__": module, "__doc__": _DOC.format(dtype)}
-    )
+    more = {"dtype": dtype, "__module__": __name__, "__doc__": _DOC.format(dtype)}
+    return Cast(dtype.name, (), more)
 
 
 _DOC = """The dtype {0}; called with a number, lists or an array, it makes an array of it.
@@ -73,3 +71,44 @@ _DOC = """The dtype {0}; called with a number, lists or an array, it makes an ar
     >>> mnp.{0}([0, 1]).dtype == mnp.{0}
     True
     """
+
+bool_ = _cast(np.bool_)
+bool = bool_
+int8 = _cast(np.int8)
+int16 = _cast(np.int16)
+int32 = _cast(np.int32)
+int64 = _cast(np.int64)
+uint8 = _cast(np.uint8)
+uint16 = _cast(np.uint16)
+uint32 = _cast(np.uint32)
+uint64 = _cast(np.uint64)
+float16 = _cast(np.float16)
+float32 = _cast(np.float32)
+float64 = _cast(np.float64)
+complex64 = _cast(np.complex64)
+complex128 = _cast(np.complex128)
+byte = _cast(np.byte)
+ubyte = _cast(np.ubyte)
+short = _cast(np.short)
+ushort = _cast(np.ushort)
+intc = _cast(np.intc)
+uintc = _cast(np.uintc)
+int_ = _cast(np.int_)
+uint = _cast(np.uint)
+intp = _cast(np.intp)
+uintp = _cast(np.uintp)
+long = _cast(np.long)
+ulong = _cast(np.ulong)
+longlong = _cast(np.longlong)
+ulonglong = _cast(np.ulonglong)
+half = _cast(np.half)
+single = _cast(np.single)
+double = _cast(np.double)
+csingle = _cast(np.csingle)
+cdouble = _cast(np.cdouble)
+bfloat16 = _cast(ml_dtypes.bfloat16)
+float8_e4m3fn = _cast(ml_dtypes.float8_e4m3fn)
+float8_e5m2 = _cast(ml_dtypes.float8_e5m2)
+float8_e4m3b11fnuz = _cast(ml_dtypes.float8_e4m3b11fnuz)
+float8_e4m3fnuz = _cast(ml_dtypes.float8_e4m3fnuz)
+float8_e5m2fnuz = _cast(ml_dtypes.float8_e5m2fnuz)
