@@ -57,10 +57,14 @@ class Cast(type):
         return f"meshard.numpy.{cls.__name__}"
 
 
-@functools.cache
 def _cast(scalar: Any) -> Cast:
     """Return a dtype that can be called, of NumPy's class of scalars or another package's."""
-    dtype = np.dtype(scalar)
+    return _named(np.dtype(scalar).name)
+
+
+@functools.cache
+def _named(name: str) -> Cast:
+    dtype = np.dtype(name)
     more = {"dtype": dtype, "__module__": __name__, "__doc__": _DOC.format(dtype)}
     return Cast(dtype.name, (), more)
 

@@ -239,8 +239,8 @@ def _truncated(key: Any, shape: tuple[int, ...], kind: np.dtype[Any], out: Any) 
 
 def _centred(key: Any, shape: tuple[int, ...], kind: np.dtype[Any], out: Any) -> Any:
     """Return uniform numbers of mean 0 and standard deviation 1."""
-    if kind.kind == "c":  # on the disk of radius 1 the mean of |x|^2 is 1/2; JAX scales so too
-        return _uniform(key, shape, kind, out)
+    if kind.kind == "c":  # on the disk of radius 1 the mean of |x|^2 is 1/2
+        return _uniform(key, shape, kind, out) * _as(math.sqrt(2), kind)
     return drawn.uniform(key, shape, kind, -1, out_sharding=out) * _as(math.sqrt(3), kind)
 
 

@@ -21,6 +21,7 @@ from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
 from meshard.ops.derivatives.kinds import FLAT, Refused
 from meshard.ops.derivatives.table import LATE
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.later import OfExamples
 from meshard.runtime.array.array import Array
@@ -83,7 +84,7 @@ class Callback(OfExamples):
         if isinstance(body, Body):
             return self._in_body(body, operands)
         if is_abstract():
-            return [zeros(t.shape, t.dtype) for t in self.types]
+            return [zeros(t.shape, t.dtype, device=self.sharding) for t in self.types]
         if self.partitioned:
             self._each_shard([as_array(x) for x in operands])
             return []
@@ -274,7 +275,8 @@ def callback_of(
 ) -> tuple[Callback, list[Any]]:
     """Return a callback, and its operands: those of its arguments that are arrays."""
     leaves, structure = trees.flatten((args, kwargs))
-    at = [n for n, x in enumerate(leaves) if is_array(x) or isinstance(x, np.ndarray)]
+    kinds = (np.ndarray, np.generic) if name == DEBUG else (np.ndarray, np.generic, *WEAK)
+    at = [n for n, x in enumerate(leaves) if is_array(x) or isinstance(x, kinds)]
     rest = [None if n in at else x for n, x in enumerate(leaves)]
     return Callback(name, callback, structure, rest, at), [leaves[n] for n in at]
 
