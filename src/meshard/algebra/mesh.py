@@ -205,6 +205,8 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
             ShardingError: if those devices do not form a contiguous block of the mesh.
         """
         process = count_of(process, "Mesh.part_of", "process")
+        if self.empty:
+            return self
         local = np.array([d.process_index == process for d in self.flat_devices], bool)
         local = local.reshape(self.axis_sizes)
         if local.all():

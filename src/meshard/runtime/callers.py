@@ -128,8 +128,7 @@ def at_own_lines() -> Iterator[None]:
         _stated.reset(token)
 
 
-@contextlib.contextmanager
-def named_scope(name: str) -> Iterator[None]:
+def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
     """Name what runs within a ``with`` statement, or a function that this decorates.
 
     Listings and explanations of programs, ledgers and profiles show the name beside each operation;
@@ -149,7 +148,11 @@ def named_scope(name: str) -> Iterator[None]:
     >>> "scale" in f.lower(meshard.numpy.ones(3)).as_text()
     True
     """
-    own = text_of(name, "named_scope", "name")
+    return _named(text_of(name, "named_scope", "name"))
+
+
+@contextlib.contextmanager
+def _named(own: str) -> Iterator[None]:
     before = stated_purpose()
     with at_line("", f"{before}/{own}" if before else own):
         yield
@@ -172,7 +175,8 @@ def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R
     True
     """
     function_of(fun, "named_call", "fun")
-    own: str = name or getattr(fun, "__name__", None) or type(fun).__name__
+    own: str = "" if name is None else text_of(name, "named_call", "name")
+    own = own or getattr(fun, "__name__", None) or type(fun).__name__
     return named_scope(own)(fun)
 
 

@@ -12,11 +12,23 @@ from typing import Any, TypeAlias, final
 
 import optree
 
-from meshard.algebra.arguments import flag_of, instance_of, items_of
+from meshard.algebra.arguments import flag_of, instance_of, items_of, shown
+
+
+def _repr(value: object) -> str:
+    """Return a key as Python writes it."""
+    try:
+        return repr(value)
+    except RecursionError:
+        return shown(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _repr(value)
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class DictKey:
     """The key of a dict's value in the path to a leaf.
 
@@ -27,12 +39,15 @@ class DictKey:
 
     key: Any
 
+    def __repr__(self) -> str:
+        return f"DictKey(key={_repr(self.key)})"
+
     def __str__(self) -> str:
-        return f"[{self.key!r}]"
+        return f"[{_repr(self.key)}]"
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class SequenceKey:
     """The position of an item of a list or tuple in the path to a leaf.
 
@@ -43,12 +58,15 @@ class SequenceKey:
 
     idx: int
 
+    def __repr__(self) -> str:
+        return f"SequenceKey(idx={_repr(self.idx)})"
+
     def __str__(self) -> str:
-        return f"[{self.idx}]"
+        return f"[{_text(self.idx)}]"
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GetAttrKey:
     """The name of an attribute in the path to a leaf.
 
@@ -59,12 +77,15 @@ class GetAttrKey:
 
     name: str
 
+    def __repr__(self) -> str:
+        return f"GetAttrKey(name={_repr(self.name)})"
+
     def __str__(self) -> str:
-        return f".{self.name}"
+        return f".{_text(self.name)}"
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class FlattenedIndexKey:
     """The number of a child whose class does not name its children, in the path to a leaf.
 
@@ -75,12 +96,16 @@ class FlattenedIndexKey:
 
     key: int
 
+    def __repr__(self) -> str:
+        return f"FlattenedIndexKey(key={_repr(self.key)})"
+
     def __str__(self) -> str:
-        return f"[<flat index {self.key}>]"
+        return f"[<flat index {_text(self.key)}>]"
 
 
 KeyEntry: TypeAlias = DictKey | SequenceKey | GetAttrKey | FlattenedIndexKey
 KeyPath: TypeAlias = tuple[Any, ...]
+_KINDS = (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey)
 
 
 def plain(key: Any) -> Any:
@@ -145,5 +170,5 @@ def keystr(keys: Iterable[Any], *, simple: bool = False, separator: str = "") ->
     path = items_of(keys, what, "keys", "keys of a path")
     between = instance_of(separator, str, what, "separator")
     if flag_of(simple, what, "simple"):
-        return between.join([str(plain(key)) for key in path])
-    return between.join([str(key) for key in path])
+        return between.join([_text(plain(key)) for key in path])
+    return between.join([str(key) if isinstance(key, _KINDS) else _text(key) for key in path])

@@ -13,7 +13,7 @@ import optree
 from meshard.algebra.arguments import instance_of, items_of, shown
 from meshard.errors import TreeError
 from meshard.runtime.trees.keys import key_of
-from meshard.runtime.trees.trees import IsLeaf, asked, level_of, structure_of
+from meshard.runtime.trees.trees import IsLeaf, asked, entries_of, level_of, structure_of
 
 
 def _level(tree: Any) -> tuple[list[Any], Any]:
@@ -57,12 +57,7 @@ def flatten_one_level_with_keys(tree: Any) -> tuple[tuple[tuple[Any, Any], ...],
     (((SequenceKey(idx=0), 5),), None)
     """
     children, kept = flatten_one_level(tree)
-    accessors = optree.tree_accessors(tree, is_leaf=lambda node: node is not tree)
-    if len(accessors) != len(children):  # a child is None, which is an empty tree
-        accessors = optree.tree_accessors(
-            tree, is_leaf=lambda node: node is not tree, none_is_leaf=True
-        )
-    keys = [key_of(accessor[0]) for accessor in accessors]
+    keys = [key_of(entry) for entry in entries_of(tree)]
     return tuple(zip(keys, children, strict=True)), kept
 
 

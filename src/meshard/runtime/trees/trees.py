@@ -158,6 +158,12 @@ def level_of(node: Any) -> tuple[list[Any], Any]:
     return children, kept
 
 
+def entries_of(node: Any) -> list[optree.PyTreeEntry]:
+    """Return how each child of a container is reached."""
+    found: Any = optree.tree_flatten_one_level(node)
+    return [found.path_entry_type(entry, type(node), found.kind) for entry in found.entries]
+
+
 def asked(is_leaf: Any) -> IsLeaf:
     """Return a function that calls another one and checks that it returns True or False."""
     function_of(is_leaf, "tree", "is_leaf")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshard.algebra.arguments import flag_of, function_of
+from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError
 from meshard.runtime.doors import beneath
 from meshard.runtime.world import here
 from meshard.transforms.jit.jit import DISABLED, jit
 
 
-@contextlib.contextmanager
-def disable_jit(disable: bool = True) -> Iterator[None]:
+def disable_jit(disable: bool = True) -> contextlib.AbstractContextManager[None]:
     """Run jitted functions as they are written, operation by operation, in a ``with`` statement.
 
     Python then sees values, so that a debugger and ``print`` show them.
@@ -35,7 +35,12 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
     ...     f(meshard.numpy.asarray([-1.0, -2.0])).tolist()
     [1.0, 2.0]
     """
-    token = DISABLED.set(flag_of(disable, "disable_jit", "disable"))
+    return _disabled(flag_of(disable, "disable_jit", "disable"))
+
+
+@contextlib.contextmanager
+def _disabled(disable: bool) -> Iterator[None]:
+    token = DISABLED.set(disable)
     try:
         yield
     finally:
@@ -105,10 +110,12 @@ def make_jaxpr(
             "make_jaxpr: axis_env is not taken. Map the function over a named axis with "
             "meshard.vmap(axis_name=...) or meshard.shard_map, and print that."
         )
+    shapes = flag_of(return_shape, "make_jaxpr", "return_shape")
     jitted = jit(fun, static_argnums=static_argnums)
 
+    @bounded
     def listed(*args: Any, **kwargs: Any) -> Any:
         traced = jitted.trace(*args, **kwargs)
-        return (traced, traced.out_info) if return_shape else traced
+        return (traced, traced.out_info) if shapes else traced
 
     return listed
