@@ -3,8 +3,8 @@
 >>> import meshard, meshard.numpy as mnp
 >>> from meshard.flatten_util import ravel_pytree
 >>> vector, unravel = ravel_pytree([mnp.arange(2), {"scale": 3.0}])
->>> vector.tolist(), unravel(vector)
-([0.0, 1.0, 3.0], [Array([0, 1]), {'scale': Array(3.)}])
+>>> vector.tolist(), unravel(vector)[0].dtype, unravel(2 * vector)[1]["scale"].item()
+([0.0, 1.0, 3.0], dtype('int64'), 6.0)
 """
 
 import typing as _typing

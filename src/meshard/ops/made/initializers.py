@@ -383,7 +383,7 @@ def _named(name: str) -> _Named:
     >>> import meshard
     >>> w = meshard.nn.initializers.{name}()(meshard.random.key(0), (400, 100))
     >>> round(w.std().item(), 3)
-    {math.sqrt(scale / _MODES[mode](400, 100)):.3f}
+    {round(math.sqrt(scale / _MODES[mode](400, 100)), 3)}
     """
     return make
 

@@ -37,6 +37,11 @@ class Partial(functools.partial[Any]):
             functools.update_wrapper(func, inner.func, updated=())
         return super().__new__(cls, function_of(func, "tree_util.Partial", "func"), *args, **kw)
 
+    def __repr__(self) -> str:
+        parts = [repr(self.func), *map(repr, self.args)]
+        parts += [f"{name}={value!r}" for name, value in self.keywords.items()]
+        return f"Partial({', '.join(parts)})"
+
 
 class _Kept:
     """A partial function that functools does not merge into the one that holds it."""
@@ -52,6 +57,9 @@ class _Kept:
 
     def __hash__(self) -> int:
         return hash(self.partial)
+
+    def __repr__(self) -> str:
+        return repr(self.partial)
 
 
 register_pytree_node(
