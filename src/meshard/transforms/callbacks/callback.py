@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -26,7 +27,7 @@ from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.later import OfExamples
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost
-from meshard.runtime.moving.place import as_array, placed
+from meshard.runtime.moving.place import as_array, made_of, placed
 from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
@@ -281,6 +282,10 @@ def callback_of(
     return Callback(name, callback, structure, rest, at), [leaves[n] for n in at]
 
 
+def _as_is(value: Any, _: int) -> Any:
+    return value
+
+
 def _fits(x: Any, dtype: np.dtype[Any]) -> bool:
     """Return whether a value may become one of a dtype, since Python made its own of it."""
     return x.dtype in (np.float64, np.int64, np.complex128) and x.dtype.kind == dtype.kind
@@ -310,7 +315,6 @@ def _from_first(values: Sequence[Any]) -> list[Any]:
     found = []
     for value in values:
         kind = world.type_of((len(devices), *value.shape), value.dtype, split, True)
-        own = np.ascontiguousarray(value)[None]
-        blocks = [own if d.process_index == world.process_index else None for d in devices]
-        found.append(_value(Array(kind, tuple(blocks)))[0])
+        own = np.array(value).reshape(1, *value.shape)
+        found.append(_value(made_of(world, kind, partial(_as_is, own), "io_callback"))[0])
     return found
