@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "mpi": frozenset({"numpy", "mpi4py"}),
     "weights": frozenset({"numpy", "ml_dtypes", "optree", "xxhash", "zarr", "h5py"}),
     "compat": frozenset({"numpy"}),
-    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch"}),
+    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch", "dask", "zarr"}),
     "resilience": frozenset({"numpy", "optree", "rich", "xxhash"}),
     "cli": frozenset({"numpy", "click", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),

@@ -28,6 +28,7 @@ from meshard.runtime.array.in_place import InPlace
 from meshard.runtime.array.leaving import leave
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.numpy_protocol import spans_processes
+from meshard.runtime.array.partitioned import Partitioned, partitioned
 from meshard.runtime.array.show import (
     array_parts,
     array_repr,
@@ -325,6 +326,15 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
         """
         wanted = None if dtype is None else any_dtype_of(dtype, "Array.to_numpy")
         return self.__array__(wanted, copy=True if copy else None)
+
+    @property
+    def __partitioned__(self) -> Partitioned:
+        """How the array is cut and who holds which part, as the protocol of this name has it.
+
+        Raises:
+            ShardingError: if its shards are not a grid.
+        """
+        return partitioned(self)
 
     def __dlpack__(
         self,
