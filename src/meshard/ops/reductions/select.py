@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from meshard.ops.array.join import stack
-from meshard.ops.array.samplesort import compress, known, regular, sort_keys, sort_split
+from meshard.ops.array.samplesort import compress, known, regular, sort_split
 from meshard.ops.array.shape import reshape
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.ops.ordering import select_block
 from meshard.ops.reductions.sort import Way, sort, way_to_sort
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
@@ -43,12 +44,7 @@ def _select_rule(operands: Sequence[Operand], params: Params) -> RuleText:
     return "... !d -> ... k", {"k": len(params["kth"])}
 
 
-def _select(x: Block, *, kth: tuple[int, ...]) -> Block:
-    found: Block = np.partition(sort_keys(x), kth, -1)[..., list(kth)]
-    return found.astype(x.dtype, copy=False)
-
-
-register(Op("select", _select_rule, _select, dtypes=same_dtype))
+register(Op("select", _select_rule, select_block, dtypes=same_dtype))
 
 
 def selected(x: Array, kth: Sequence[int]) -> Any:

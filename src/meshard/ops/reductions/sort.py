@@ -21,13 +21,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.join import flip, stack
-from meshard.ops.array.samplesort import (
-    argsort_block,
-    regular,
-    sort_block,
-    sort_keys,
-    sort_split,
-)
+from meshard.ops.array.samplesort import argsort_split, regular, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked
@@ -36,6 +30,7 @@ from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, promoted
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.ordering import argsort_block, sort_block, top_block
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -92,7 +87,7 @@ def _alone(x: Array, name: str, descending: bool) -> Any:
     """Sort an array of one dim that is split."""
     if name == "sort":
         return sort_split(x, descending=descending)[0]
-    return sort_split(x, bind("positions", x), descending=descending)[1]
+    return argsort_split(x, descending=descending)
 
 
 def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
@@ -270,30 +265,6 @@ def argpartition(
     return _partitioned("argpartition", a, kth, axis)
 
 
-_SCANNED = 256
-"""Elements of a row from which its greatest are looked for without sorting the row."""
-
-
-def _top(x: Block, *, dim: int, k: int) -> tuple[Block, Block]:
-    """Return the k greatest elements along a dim, equal ones in their order, and positions."""
-    rows = np.moveaxis(x, dim, -1)
-    keys = sort_keys(rows)
-    n = keys.shape[-1]
-    if n < _SCANNED or k > n // 4 or not k or keys.dtype.kind == "c":
-        places = argsort_block(rows, dim=rows.ndim - 1, descending=True)[..., :k]
-    else:
-        flat = keys.reshape(-1, n)
-        ends = np.partition(flat, n - k, -1)[:, n - k]
-        places = np.empty((len(flat), k), np.int64)
-        for row, end, found in zip(flat, ends, places, strict=True):
-            # What is not less than the kth, and NaN, which is the greatest of all.
-            near = np.flatnonzero(~(row < end) if end == end else row != row)
-            found[:] = near[argsort_block(row[near], dim=0, descending=True)[:k]]
-        places = places.reshape(*keys.shape[:-1], k)
-    best = np.take_along_axis(rows, places, -1)
-    return np.moveaxis(best, -1, dim), np.moveaxis(places, -1, dim)
-
-
 def _top_rule(operands: Sequence[Operand], params: Params) -> RuleText:
     names = [f"d{i}" for i in range(len(operands[0][0]))]
     read, made = list(names), list(names)
@@ -305,7 +276,7 @@ def _top_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
     return (*same_dtype(operands, params), np.dtype(np.int64))
 
 
-register(Op("top_k", _top_rule, _top, dtypes=_top_law, outputs=2))
+register(Op("top_k", _top_rule, top_block, dtypes=_top_law, outputs=2))
 
 
 def _tops(x: Array, *, dim: int, k: int) -> Any:
