@@ -62,6 +62,43 @@ def known(x: Any) -> Block:
     return np.asarray(array)
 
 
+def on_pieces(x: Array, function: Callable[[int, Block], Block]) -> list[Block | None]:
+    """Call a function with the number and the block of each piece that is here.
+
+    Returns:
+        Its results; None for pieces that are elsewhere.
+    """
+    blocks = x._live()
+    found: list[Block | None] = [None] * len(blocks)
+
+    def one(piece: int, block: Block) -> None:
+        found[piece] = function(piece, block)
+
+    tasks = [partial(one, i, b) for i, b in enumerate(blocks) if b is not None]
+    _run_tasks(here(), tasks, x.nbytes)
+    return found
+
+
+def everywhere(
+    x: Array, parts: Sequence[Block | None], counts: Sequence[int], dtype: np.dtype[Any]
+) -> list[Block]:
+    """Bring something of each piece of an array on a mesh to all of its devices.
+
+    Args:
+        x: the array.
+        parts: blocks of one dim; None for those of pieces that are elsewhere.
+        counts: their lengths, the same on all processes.
+        dtype: their dtype.
+    """
+    sharding: Any = x.sharding
+    cuts = (0, *np.cumsum(counts).tolist())
+    axes = tuple([a for dim in sharding.spec.axes(x.ndim) for a in dim])
+    own = named_sharding(sharding.mesh, (Split(axes, cuts),), sharding.memory_kind)
+    kind = here().type_of((cuts[-1],), dtype, own, x.committed)
+    whole = known(Array(kind, tuple(parts)))
+    return [whole[a:b] for a, b in pairwise(cuts)]
+
+
 def regular(x: Array) -> Array:
     """Return the array on a mesh or one device; only an array laid out by boxes is moved."""
     if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
