@@ -165,7 +165,7 @@ def select_block(x: Block, *, kth: Sequence[int]) -> Block:
 
     Args:
         x: the block.
-        kth: the positions, ascending.
+        kth: the positions, ascending and each once.
     """
     keys = np.array(sort_keys(x), order="C")
     found = np.empty((*keys.shape[:-1], len(kth)), keys.dtype)

@@ -140,7 +140,7 @@ def _selected(site: Site, t: Values) -> list[Any]:
 
 
 def _top(site: Site, t: Values) -> list[Any]:
-    return [take_along_axis(t[0], site.results[1], site.params["dim"]), None]
+    return [take_along_axis(t[0], site.results[1], site.params.get("dim", -1)), None]
 
 
 def _interp(site: Site, t: Values) -> list[Any]:
@@ -180,8 +180,10 @@ def _flipped(x: Any, dim: int) -> Any:
 
 
 def _partitioned(site: Site, t: Values) -> list[Any]:
+    """Return tangents in the order of a result in which equal elements are in any order."""
     dim = site.params["dim"]
-    return [take_along_axis(t[0], argsort(site.x, dim), dim)]
+    ordered = take_along_axis(t[0], argsort(site.x, dim), dim)
+    return [take_along_axis(ordered, argsort(argsort(site.y, dim), dim), dim)]
 
 
 def _cumprod(site: Site, t: Values) -> list[Any]:
@@ -250,6 +252,7 @@ SUMS: dict[str, Derivative] = {
     "select": Tangents(_selected),
     "select_at": Tangents(_selected),
     "top_k": Tangents(_top),
+    "partition": Tangents(_partitioned),
     "interp": Tangents(_interp),
 }
 """The derivative of each row that sums, compares or transforms."""

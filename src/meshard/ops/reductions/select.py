@@ -40,7 +40,7 @@ from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
 from meshard.tuning import COUNTED_PIECE, SELECTED_FROM
 
-_MOST_RANKS = 16
+MOST_RANKS = 16
 """Ranks up to which counting costs less than sorting: there are up to four passes for each."""
 _MOST_ROWS = 256
 """Rows that are looked through one after the other by each cell."""
@@ -97,7 +97,7 @@ def selected(x: Array, axis: Sequence[int], kth: Sequence[int]) -> Any:
     Args:
         x: the array; not complex. NaN is the greatest element.
         axis: the dims, in whose place the result has one, the last.
-        kth: the positions, ascending, each from 0 to the number of elements, less one.
+        kth: the positions, ascending and each once, from 0 to the number of elements, less one.
     """
     return when_laid_out("select", _selected, x, axis=tuple(axis), kth=tuple(kth))
 
@@ -179,12 +179,12 @@ def _pays(x: Array, axis: Sequence[int], ranks: Sequence[int]) -> bool:
     """Whether counting moves less than bringing the dims together would."""
     size = math.prod(x.shape[d] for d in axis)
     rows = x.size // size
-    if len(ranks) > _MOST_RANKS or size < SELECTED_FROM or rows > _MOST_ROWS:
+    if len(ranks) > MOST_RANKS or size < SELECTED_FROM or rows > _MOST_ROWS:
         return False
-    return _brought(size, rows, ranks) * x.aval.layout.piece_count < 2 * x.size
+    return brought(size, rows, ranks) * x.aval.layout.piece_count < 2 * x.size
 
 
-def _brought(size: int, rows: int, ranks: Sequence[int]) -> int:
+def brought(size: int, rows: int, ranks: Sequence[int]) -> int:
     """Return how many elements each device is expected to get."""
     count, reached, open_ = _samples(size), -1, 0
     for k in ranks:
@@ -252,16 +252,8 @@ class _Across(ByValues):
         else:
             wanted = np.broadcast_to(known(ranks), (*kept, ranks.shape[-1]))
             wanted = wanted.reshape(-1, ranks.shape[-1])
-        bag = _Bag(x, self.axis)
-        width = _width(bag.rows)
-        found = bag.found(wanted, width)
-        if found is None:
-            found = bag.found(wanted, 4 * width)
-        if found is None:
-            ordered = sort(behind(x, self.axis))
-            places = wanted.reshape(*kept, -1)
-            found = known(take_along_axis(ordered, places, -1, "clip"))
-        return _replicated(x, np.asarray(found).reshape(*kept, -1).astype(x.dtype, copy=False))
+        found = of_ranks(Bag(x, self.axis), wanted).reshape(*kept, -1)
+        return _replicated(x, found.astype(x.dtype, copy=False))
 
     def most(self, kinds: Sequence[ArrayType]) -> Mapping[int, int]:
         """Return by device how many bytes it gets at most, unless samples mislead."""
@@ -270,9 +262,27 @@ class _Across(ByValues):
         rows = math.prod(kind.shape) // max(size, 1)
         ranks = _typical(size, kinds[1].shape[-1]) if self.kth is None else self.kth
         pieces = kind.layout.piece_count
-        brought = _brought(size, rows, ranks) * kind.dtype.itemsize
-        brought += 32 * len(ranks) * rows * pieces  # the counts
-        return {int(d): brought for p in range(pieces) for d in kind.layout.holders(p)}
+        told = brought(size, rows, ranks) * kind.dtype.itemsize
+        told += 32 * len(ranks) * rows * pieces  # the counts
+        return {int(d): told for p in range(pieces) for d in kind.layout.holders(p)}
+
+
+def of_ranks(bag: Bag, ranks: Block) -> Block:
+    """Return elements of given ranks, the same on every process.
+
+    Args:
+        bag: an array on a mesh.
+        ranks: shape (rows, ranks).
+    """
+    width = _width(bag.rows)
+    found = bag.found(ranks, width)
+    if found is None:
+        found = bag.found(ranks, 4 * width)
+    if found is None:
+        ordered = sort(behind(bag.x, bag.axis))
+        places = ranks.reshape(*ordered.shape[:-1], -1)
+        found = sort_keys(known(take_along_axis(ordered, places, -1, "clip"))).reshape(ranks.shape)
+    return found
 
 
 def _replicated(x: Array, values: Block) -> Array:
@@ -296,7 +306,7 @@ class _Ends(NamedTuple):
 
 
 @final
-class _Bag:
+class Bag:
     """The elements of an array as rows whose order does not matter, in pieces.
 
     Args:
@@ -382,14 +392,8 @@ class _Bag:
             width: how many standard deviations to look within.
         """
         ends, pair_of = self._ends(ranks, width)
+        own = self.counts(ends)
         across = ends.shape[1]
-        cells = everywhere(
-            self.x,
-            on_pieces(self.x, lambda p, block: self._counted(p, block, ends)),
-            [len(rows) * across * 2 for rows in self.row_numbers],
-            np.dtype(np.int64),
-        )
-        own = [c.reshape(-1, across, 2) for c in cells]
         counts = np.zeros((self.rows, across, 2), np.int64)
         for rows, part in zip(self.row_numbers, own, strict=True):
             counts[rows] += part
@@ -407,6 +411,23 @@ class _Bag:
                 return None
             between = self._between(ends, wanted, widths)
         return _chosen(ranks, pair_of, ends, counts, between)
+
+    def counts(self, ends: Block) -> list[Block]:
+        """Return for each piece how many elements are before ends, and how many up to them.
+
+        Args:
+            ends: elements; shape (rows, ends).
+
+        Returns:
+            Blocks of the shape (rows of the piece, ends, 2).
+        """
+        cells = everywhere(
+            self.x,
+            on_pieces(self.x, lambda p, block: self._counted(p, block, ends)),
+            [len(rows) * ends.shape[1] * 2 for rows in self.row_numbers],
+            np.dtype(np.int64),
+        )
+        return [c.reshape(-1, ends.shape[1], 2) for c in cells]
 
     def _counted(self, piece: int, block: Block, ends: Block) -> Block:
         """Count the elements before each end, and those up to it."""
