@@ -10,6 +10,7 @@ are sorted together with their elements, as one number of 64 bits, where an elem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def sort_block(x: Block, *, dim: int, descending: bool) -> Block:
 # positions
 
 
-def packable(dtype: np.dtype) -> bool:  # type: ignore[type-arg]
+def packable(dtype: np.dtype[Any]) -> bool:
     """Whether an element and its position fit a number of 64 bits, in the order of the elements."""
     return dtype in SMALL_FLOATS or (dtype.kind in "biuf" and dtype.itemsize <= 4)
 
