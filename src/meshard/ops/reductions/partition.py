@@ -129,7 +129,7 @@ class _Spread(ByValues):
         kind = x.aval
         if self.name == "argpartition":
             kind = here().type_of(x.shape, np.dtype(np.int64), x.sharding, x.committed)
-        return _settled(kind, tuple(blocks), ranks, bounds)
+        return _settled(self.name, kind, tuple(blocks), ranks, bounds)
 
     def _bounds(self, x: Array) -> tuple[list[int], Block]:
         """Return ranks that divide the sorted array, and how many elements of each piece are below.
@@ -162,15 +162,21 @@ class _Spread(ByValues):
         told = brought(kind.shape[0], 1, self.kth) * item
         told += 48 * len(self.kth) * layout.piece_count
         moved = 8 if self.name == "argpartition" else item
+        # Of those below a rank as many are on the wrong side as of those above it.
+        wrong = sum(2 * min(k + 1, kind.shape[0] - k) for k in self.kth)
         return {
-            int(d): layout.box(p).volume * moved + told
+            int(d): min(layout.box(p).volume, wrong) * moved + told
             for p in range(layout.piece_count)
             for d in layout.holders(p)
         }
 
 
 def _settled(
-    kind: ArrayType, blocks: tuple[Block | None, ...], ranks: Sequence[int], bounds: Block
+    name: str,
+    kind: ArrayType,
+    blocks: tuple[Block | None, ...],
+    ranks: Sequence[int],
+    bounds: Block,
 ) -> Array:
     """Bring the elements of partitioned blocks to where their ranks are.
 
@@ -178,6 +184,7 @@ def _settled(
     in order, what room there is elsewhere.
 
     Args:
+        name: what ledgers call it.
         kind: the array's type.
         blocks: its blocks, each partitioned.
         ranks: ranks from 0 to the size.
@@ -201,7 +208,7 @@ def _settled(
     if world.ledgers:
         own = kind.sharding
         move = Move(own, (own,), layout, (source,), kind.dtype.itemsize)
-        wired(world, "partition", [move_wire(kind.str_short(), move)])
+        wired(world, name, [move_wire(kind.str_short(), move)])
     part = assemble(layout, [source], world.process_map(kind.sharding), world.process_index)
     return Array(kind, run_part(world, part, (blocks,), kind.dtype))
 
