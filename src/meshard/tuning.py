@@ -122,7 +122,7 @@ SELECTED_FROM = 1 << 15
 
 Of fewer, many are between the samples. Rows ``median`` and ``percentile``.
 """
-COUNTED_PIECE = 1 << 15
+COUNTED_PIECE = 1 << 16
 """Elements that are counted at once: they and what they are compared to fit a core's own cache."""
 SEGMENT_OPERATIONS = 96
 """Operations in one segment at most: what it has made is alive until it ends.

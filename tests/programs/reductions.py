@@ -152,6 +152,12 @@ def median(d: Draw, name: str) -> Call:
     return (x,), {"axis": axis, "keepdims": d.chance(0.3)}
 
 
+@case("numpy: nanmedian", ulps=4)
+def nanmedian(d: Draw, name: str) -> Call:
+    x, axis = reduced(d, "f", "tame", empty=False)
+    return (x,), {"axis": axis, "keepdims": d.chance(0.3)}
+
+
 @case("numpy: quantile percentile", ulps=16, sums=True)
 def quantile(d: Draw, name: str) -> Call:
     x, axis = reduced(d, "f", "finite", empty=False)

@@ -140,7 +140,7 @@ class _Spread(ByValues):
         size = x.shape[0]
         bag = Bag(x, (0,))
         values = of_ranks(bag, np.asarray(self.kth)[None])
-        below = np.stack(bag.counts(values))[:, 0]  # by piece and value: before it, and up to it
+        below = np.stack(bag.below(values[0]))  # by piece and value: before it, and up to it
         totals = below.sum(0)
         ranks, bounds = [0], [np.zeros(len(below), np.int64)]
         for i, k in enumerate(self.kth):

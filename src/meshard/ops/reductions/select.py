@@ -305,6 +305,20 @@ class _Ends(NamedTuple):
     pair_of: list[int]
 
 
+class _Told(NamedTuple):
+    """What is known of a bag when elements have been found.
+
+    Attributes:
+        ends: as in `_Ends`.
+        pair_of: likewise.
+        counts: for each piece how many of each of its rows are before ends, and up to them.
+    """
+
+    ends: Block
+    pair_of: list[int]
+    counts: list[Block]
+
+
 @final
 class Bag:
     """The elements of an array as rows whose order does not matter, in pieces.
@@ -317,6 +331,7 @@ class Bag:
     def __init__(self, x: Array, axis: Sequence[int]) -> None:
         self.x, self.axis = x, axis
         self.samples: Block | None = None
+        self._told: _Told | None = None
         self.size = math.prod(x.shape[d] for d in axis)
         kept = [n for d, n in enumerate(x.shape) if d not in axis]
         self.rows = math.prod(kept)
@@ -410,7 +425,37 @@ class Bag:
             if total * len(self.boxes) > max(2 * self.x.size, 2 * SELECTED_FROM):
                 return None
             between = self._between(ends, wanted, widths)
+        self._told = _Told(ends, pair_of, own)
         return _chosen(ranks, pair_of, ends, counts, between)
+
+    def below(self, values: Block) -> list[Block]:
+        """Return for each piece how many elements are before those found, and how many up to them.
+
+        Args:
+            values: what `of_ranks` has found, of one row.
+
+        Returns:
+            Blocks of the shape (values, 2).
+        """
+        assert self.rows == 1, "pieces that have no elements of a row know nothing of it"
+        if self._told is None:
+            return [c[0] for c in self.counts(values[None])]
+        ends, pair_of, own = self._told
+        result = []
+        for piece, counts in enumerate(own):
+            found = np.empty((len(values), 2), np.int64)
+            for i, (value, pair) in enumerate(zip(values, pair_of, strict=True)):
+                low, high = 2 * pair, 2 * pair + 1
+                if _same(value, ends[0, low]):
+                    found[i] = counts[0, low]
+                elif _same(value, ends[0, high]):
+                    found[i] = counts[0, high]
+                else:
+                    some = self._near[piece, pair]
+                    inside = [np.count_nonzero(_before(some, value, e)) for e in (False, True)]
+                    found[i] = counts[0, low, 1] + np.asarray(inside)
+            result.append(found)
+        return result
 
     def counts(self, ends: Block) -> list[Block]:
         """Return for each piece how many elements are before ends, and how many up to them.
@@ -463,10 +508,13 @@ class Bag:
         lengths = [int(w.sum()) for w in widths]
         parts = everywhere(self.x, on_pieces(self.x, near), lengths, ends.dtype)
         found: dict[tuple[int, int], list[Block]] = {}
-        for rows, part, own in zip(self.row_numbers, parts, widths, strict=True):
+        self._near: dict[tuple[int, int], Block] = {}
+        pieces = enumerate(zip(self.row_numbers, parts, widths, strict=True))
+        for piece, (rows, part, own) in pieces:
             at = 0
             for row, counts in zip(rows.tolist(), own.tolist(), strict=True):
                 for pair, count in zip(pairs.tolist(), counts, strict=True):
+                    self._near[piece, pair] = part[at : at + count]
                     found.setdefault((row, pair), []).append(part[at : at + count])
                     at += count
         return {key: np.sort(np.concatenate(own)) for key, own in found.items()}
@@ -494,6 +542,10 @@ def _before(x: Block, end: Any, equal: bool) -> Block:
     if end != end:
         return np.ones(x.shape, bool) if equal else x == x
     return x <= end if equal else x < end
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other or (value != value and other != other))
 
 
 def _strictly(row: Block, pairs: Block) -> list[Block]:
