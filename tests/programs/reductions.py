@@ -226,9 +226,12 @@ def sort(d: Draw, name: str) -> Call:
     return (x,), {"axis": axis, "descending": down}
 
 
-@case("numpy: argsort", weight=2)
+@case("numpy: argsort", weight=3)
 def argsort(d: Draw, name: str) -> Call:
-    x = d.array("bifhc", ok=lambda v: v.ndim > 0, shape=lambda: d.shape(1, 3))
+    if d.chance(0.3):  # long enough to be sorted across devices
+        x = d.array("bif", shape=(40,))
+    else:
+        x = d.array("bifhc", ok=lambda v: v.ndim > 0, shape=lambda: d.shape(1, 3))
     down = d.chance(0.3) and letter_of(d.value(x)) in "bi"
     return (x,), {"axis": d.axis(d.value(x).ndim), "descending": down}
 
@@ -272,8 +275,10 @@ def sort_pairs(d: Draw, name: str) -> Call:
     return (x, y), {"dimension": d.axis(d.value(x).ndim)}
 
 
-@case("lax: top_k")
+@case("lax: top_k", weight=3)
 def top_k(d: Draw, name: str) -> Call:
+    if d.chance(0.5):  # each device finds its own
+        return (d.array("if", shape=(48, 2)), d.integer(1, 2)), {"axis": 0}
     x = d.array("if", shape=lambda: d.shape(1, 3), ok=lambda v: v.ndim > 0)
     value = d.value(x)
     axis = d.axis(value.ndim)

@@ -269,7 +269,7 @@ def argsort_split(x: Array, *, descending: bool = False) -> Array:
     An element of up to 32 bits and its position are sorted as one number, so that 8 bytes of each
     pass between devices, and no two numbers are equal.
     """
-    if packable(x.dtype) and x.shape[0] < 1 << 32:
+    if packable(x.dtype) and x.nbytes > GATHERED_SORT and x.shape[0] < 1 << 32:
         (found,) = sort_split(bind("sort_pack", x, descending=descending))
         result: Array = bind("sort_unpack", found)
         return result

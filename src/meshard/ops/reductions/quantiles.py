@@ -246,16 +246,14 @@ def _at_computed(rows: _Rows, asked: _Asked) -> Any:
     low, high, part = _neighbours(asked.method, count, q.astype(np.float64), elementwise)
     wanted = [low] if asked.exact else [low, high]
     ranks = [broadcast_to(r.astype(np.int64), (*kept, q.shape[0])) for r in wanted]
-    # The greatest of all: the only one that says whether there is NaN.
-    last = broadcast_to(as_array(np.int64(size - 1)), (*kept, 1))
-    found = selected_at(x, rows.axis, concatenate([*ranks, last], axis=-1))
+    if not asked.without_nan:  # the greatest of all is the only one that says whether there is NaN
+        ranks.append(broadcast_to(as_array(np.int64(size - 1)), (*kept, 1)))
+    found = selected_at(x, rows.axis, concatenate(ranks, axis=-1))
     found = _wide(found, law, asked.exact)
     width = q.shape[0]
     ends = [found[..., i * width : (i + 1) * width] for i in range(len(wanted))]
-    greatest = found[..., -1:]
-    found = ends[0] if asked.exact else bind("interpolate", *ends, part)
-    if not asked.without_nan:
-        found = _or_nan(found, greatest)
+    result = ends[0] if asked.exact else bind("interpolate", *ends, part)
+    found = result if asked.without_nan else _or_nan(result, found[..., -1:])
     found = moveaxis(found, -1, 0)
     found = reshape(found, (*asked.q.shape, *found.shape[1:]))
     return _finished(found, rows, asked, law, asked.q.ndim)
