@@ -336,7 +336,10 @@ WITHOUT_EFFECT = [
 
 RUNS = int(os.environ.get("MESHARD_PROGRAMS", 2000 if THOROUGH else 40))
 FIRST = int(os.environ.get("MESHARD_PROGRAMS_FROM", 0))
-LOOKS = ("dynamic", "take", "array.", "cond", "switch", "while", "random", "mapped", "quantile")
+LOOKS = (
+    *("dynamic", "take", "array.", "cond", "switch", "while", "random", "mapped", "quantile"),
+    "lstsq",  # whether there are residuals depends on the rank
+)
 
 
 def program_of(seed: int) -> Program:
