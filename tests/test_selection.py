@@ -109,7 +109,10 @@ def test_the_greatest_are_the_first_of_those_sorted(counted: None, data: st.Data
     back = np.moveaxis(value, axis, -1)
     order = _descending(back)[..., :k]
     same(np.moveaxis(places, axis, -1), order)
-    same(np.moveaxis(found, axis, -1), np.take_along_axis(back, order, -1))
+    wanted = np.take_along_axis(back, order, -1)
+    for value in (found, wanted):  # one NaN is as good as another
+        value[np.isnan(value)] = np.asarray(np.nan if value.dtype.kind in "fV" else 0, value.dtype)
+    same(np.moveaxis(found, axis, -1), wanted)
 
 
 # what moves
