@@ -117,6 +117,13 @@ tenth of that.
 """
 SORT_SAMPLES = 1 << 16
 """Samples that a sort across devices looks at, at most, to divide the elements evenly."""
+SELECTED_FROM = 1 << 15
+"""Elements of a row from which counting finds one of a given rank sooner than sorting.
+
+Of fewer, many are between the samples. Rows ``median`` and ``percentile``.
+"""
+COUNTED_PIECE = 1 << 16
+"""Elements that are counted at once: they and what they are compared to fit a core's own cache."""
 SEGMENT_OPERATIONS = 96
 """Operations in one segment at most: what it has made is alive until it ends.
 

@@ -360,6 +360,10 @@ from meshard.ops.reductions.moments import (
     std as std,
     var as var,
 )
+from meshard.ops.reductions.partition import (
+    argpartition as argpartition,
+    partition as partition,
+)
 from meshard.ops.reductions.quantiles import (
     median as median,
     nanmedian as nanmedian,
@@ -408,10 +412,8 @@ from meshard.ops.reductions.sets import (
     unique_values as unique_values,
 )
 from meshard.ops.reductions.sort import (
-    argpartition as argpartition,
     argsort as argsort,
     digitize as digitize,
-    partition as partition,
     searchsorted as searchsorted,
     sort as sort,
 )

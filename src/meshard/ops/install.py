@@ -13,7 +13,7 @@ from meshard.ops.engine.eager import EAGER
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
 from meshard.ops.nn import functions as nn
-from meshard.ops.reductions import composed, moments, reduce, scan, sets, sort
+from meshard.ops.reductions import composed, moments, partition, reduce, scan, sets, sort
 from meshard.runtime.doors import install
 from meshard.runtime.moving.make import device_put
 from meshard.runtime.moving.place import moved_to
@@ -24,7 +24,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
     "apply_at": update.apply_at,
-    "argpartition": sort.argpartition,
+    "argpartition": partition.argpartition,
     "argsort": sort.argsort,
     "asarray": create.asarray,
     "astype": elementwise.astype,
@@ -48,7 +48,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "mean": moments.mean,
     "min": reduce.min,
     "nonzero": nonzero.nonzero,
-    "partition": sort.partition,
+    "partition": partition.partition,
     "prod": reduce.prod,
     "ptp": reduce.ptp,
     "ravel": shape.ravel,

@@ -44,12 +44,15 @@ class Partial:
             picked, and nothing is rounded.
         kernel: computes the partial results of one cell; None for the row's own kernel.
         dtypes: the partial results' dtypes, from the operands'; None for the results' own.
+        along: the dim of the result along which a function combines elements, so that devices
+            cannot share the work along it; None if it combines those of each position.
     """
 
     combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
     accumulates: Literal["wide", "counts", "selects"]
     kernel: Callable[..., Any] | None = None
     dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+    along: int | None = None
 
     def __post_init__(self) -> None:
         rounds = isinstance(self.combine, np.ufunc) and self.combine not in _SELECTING

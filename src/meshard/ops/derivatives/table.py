@@ -23,11 +23,13 @@ _FLAT = """
     invert gcd lcm bitwise_and bitwise_or bitwise_xor left_shift right_shift shift_right_logical
     population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
-    argsort searchsorted search_pieces positions positions_within first_true
-    stop_gradient histogram bincount isin sort_counts true_counts ranks between told
+    argsort argpartition searchsorted search_pieces positions positions_within first_true
+    stop_gradient histogram bincount isin sort_counts true_counts
 """
 """Rows whose results are bools, integers, positions or steps."""
-_INSIDE = "scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with"
+_INSIDE = """
+    scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with sort_pack sort_unpack
+"""
 """Rows that are parts of what is put off until layouts are known, which has a derivative itself."""
 _PART = Refused("it is part of another operation, which has one.")
 

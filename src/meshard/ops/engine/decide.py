@@ -455,8 +455,14 @@ class _Kernel:
         if self.world.process_count == 1:
             return Combination(None, scatter, output)
         axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
+        assert self.op.partial is not None
         partials = Partials(
-            self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
+            self.meets.mesh,
+            axes,
+            self.found.outputs[0],
+            output.shape,
+            self._cell_dtypes,
+            self.op.partial.along,
         )
         if self.scatter is None:
             return Combination(plan_reduction(self.world, partials), None, output)

@@ -48,6 +48,18 @@ class OfExamples(ABC):
         """
 
 
+class ByValues(ABC):
+    """A function that looks at values, and knows beforehand what it may move."""
+
+    @abstractmethod
+    def __call__(self, *operands: Any) -> Any:
+        """Return one array, or a list of them."""
+
+    @abstractmethod
+    def most(self, kinds: Sequence[ArrayType]) -> Mapping[int, int]:
+        """Return by device how many bytes it gets at most, from the types of the operands."""
+
+
 class OfRow(ABC):
     """What makes an array as a row does whose operands have no values yet."""
 

@@ -22,6 +22,7 @@ from meshard.ops.engine.concrete import is_traced
 from meshard.ops.lax import table
 from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
+from meshard.ops.reductions import partition as parting
 from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
@@ -332,7 +333,7 @@ def sort_key_val(
     return first, second
 
 
-top_k = sorting.top_k
+top_k = parting.top_k
 
 
 # products

@@ -204,7 +204,7 @@ def _of_all(call: WholeCall, size: int) -> WholeCall:
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
     else:
-        assert call.name == "select", call.name  # of the last dim
+        params["axis"] = tuple([d + 1 for d in params["axis"]])
     return replace(call, params=params)
 
 

@@ -283,13 +283,15 @@ _REDUCTIONS = """
 _SORTS = "sort_runs sort_runs_with sort_whole sort_whole_with"
 ROWS: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
-    **dict.fromkeys(["concatenate"], _shifted("axis")),
+    **dict.fromkeys(["concatenate", "select", "select_at"], _shifted("axis")),
     **dict.fromkeys(["flip", "roll", "pad_zeros", "tile", "take_positions"], _shifted("dims")),
-    **dict.fromkeys(["sort", "argsort", "top_k", "fft", "scan"], _shifted("dim")),
+    **dict.fromkeys(
+        ["sort", "argsort", "partition", "argpartition", "fft", "scan"], _shifted("dim")
+    ),
     **dict.fromkeys(["take_along_axis"], _shifted("dim")),
     **dict.fromkeys(["diagonal"], _shifted("dims")),
     **dict.fromkeys(
-        ["qr", "qr_r", "svd", "svdvals", "select", "bitcast", "random_unwrap"], _as_it_is
+        ["qr", "qr_r", "svd", "svdvals", "top_k", "bitcast", "random_unwrap"], _as_it_is
     ),
     **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
