@@ -17,7 +17,9 @@ from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import matrix_transpose, reshape
 from meshard.ops.derivatives.elementwise import is_complex, o
 from meshard.ops.derivatives.kinds import Derivative, Pulls, Refused, Site, Tangents, Values
+from meshard.ops.engine.later import when_laid_out
 from meshard.ops.linalg.contract import matmul
+from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.linalg.norms import diagonal
 from meshard.ops.reductions.reduce import sum as sum_
 
@@ -30,6 +32,11 @@ def _h(x: Any) -> Any:
 
 def _solve(a: Any, b: Any) -> Any:
     return o.solve(a, b)[0]
+
+
+def _split(name: str, x: Any, **params: Any) -> Any:
+    """Decompose matrices where they are."""
+    return when_laid_out(name, SPLIT[name], x, **params)
 
 
 def _trace(x: Any) -> Any:
@@ -151,7 +158,7 @@ def _qr(site: Site, t: Values) -> list[Any]:
 
 
 def _qr_r(site: Site, t: Values) -> list[Any]:
-    q, r, _ = o.qr(site.x, mode="reduced")
+    q, r, _ = _split("qr", site.x, mode="reduced")
     return [_qr_wide(q, r, t[0])[1], None]
 
 
@@ -190,7 +197,7 @@ def _svd(site: Site, t: Values) -> list[Any]:
 
 
 def _svdvals(site: Site, t: Values) -> list[Any]:
-    u, _, vh, _ = o.svd(site.x, full_matrices=False)
+    u, _, vh, _ = _split("svd", site.x, full_matrices=False)
     return [_real(diagonal(matmul(matmul(_h(u), t[0]), _h(vh)), 0, -2, -1)), None]
 
 
@@ -235,3 +242,5 @@ LINALG: dict[str, Derivative] = {
     ),
 }
 """The derivative of each row on matrices."""
+LATE_LINALG: dict[str, Derivative] = {name: LINALG[name] for name in SPLIT}
+"""The derivative of each decomposition that is put off until layouts are known, by name."""

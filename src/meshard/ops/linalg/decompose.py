@@ -20,6 +20,8 @@ from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import accumulator, default_float, is_whole
 from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import when_laid_out
+from meshard.ops.linalg.tall import split_qr, split_r, split_svd, split_svdvals
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -189,6 +191,15 @@ _row("eig", _EIGEN, lambda x: tuple(np.linalg.eig(x)), "cc")
 _row("eigvals", "... !m !n -> ... n, ...", np.linalg.eigvals, "c")
 
 
+SPLIT: dict[str, Callable[..., list[Any]]] = {
+    "qr": split_qr,
+    "qr_r": split_r,
+    "svd": split_svd,
+    "svdvals": split_svdvals,
+}
+"""What does the same as a row to matrices that are split, without making them whole."""
+
+
 def matrices(name: str, x: Any, square: bool = False) -> Array:
     """Return stacked matrices as floats.
 
@@ -215,7 +226,10 @@ def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list
     Raises:
         LinAlgError: if one did.
     """
-    results: list[Any] = list(bind(row, *operands, **params))
+    if row in SPLIT:
+        results: list[Any] = list(when_laid_out(row, SPLIT[row], *operands, **params))
+    else:
+        results = list(bind(row, *operands, **params))
     failed = results.pop()
     if is_traced(failed):  # nobody can look; the results of a matrix that failed are NaN
         return results

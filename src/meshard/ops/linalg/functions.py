@@ -170,7 +170,7 @@ def _second(x: Block, y: Block) -> Block:
 
 
 # The second operand, which is the pseudo-inverse of the first.
-register(Op("pseudo_inverse", "... !m !n, ... !n !m -> ... n m", _second, dtypes=same_dtype))
+register(Op("pseudo_inverse", "... m n, ... n m -> ... n m", _second, dtypes=same_dtype))
 
 
 @checked

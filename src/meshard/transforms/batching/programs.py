@@ -16,6 +16,7 @@ from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
 from meshard.ops.engine.later import Advised, OfExamples, OfRow
+from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
@@ -204,7 +205,7 @@ def _of_all(call: WholeCall, size: int) -> WholeCall:
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
     else:
-        assert call.name == "select", call.name  # of the last dim
+        assert call.name == "select" or call.name in SPLIT, call.name  # of the last dims
     return replace(call, params=params)
 
 

@@ -1,0 +1,333 @@
+"""Decompositions of tall matrices whose rows are split, without bringing the rows together.
+
+Each shard is factored where it is; the triangular factors, which are small, come together on every
+device and are factored once more (TSQR). So only these factors move, and ``Q`` is split like the
+rows. Wide matrices whose columns are split are taken the other way round. Where both dims are
+split, the axes of the short one move to the long one first.
+
+The first ``n`` rows of a matrix with ``n`` columns take part in the second step as they are. A
+Householder reflection depends on these rows and on inner products of columns of the rest, which
+factoring the rest does not change: so the signs are those that LAPACK gives the whole matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from meshard.algebra.dimmap import DimMap
+from meshard.algebra.layout import Cuts, balanced_cuts
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import NamedSharding
+from meshard.ops.array.shape import matrix_transpose
+from meshard.ops.dtypes.laws import accumulator
+from meshard.ops.engine.later import relaid
+from meshard.ops.engine.operand_mesh import named_sharding
+from meshard.ops.linalg.contract import matmul
+from meshard.ops.row import Bounds, Dtype, MoveOp, Op, Operand, Params, register
+from meshard.runtime.doors import bind
+from meshard.runtime.types import Block
+from meshard.runtime.world import here
+
+
+def _counts(cuts: Cuts, n: int) -> list[int]:
+    """Return how many rows each shard of a matrix with ``n`` columns gives to the second step."""
+    return [sum(_parts_of(a, b, n)) for a, b in pairwise(cuts)]
+
+
+def _parts_of(start: int, stop: int, n: int) -> tuple[int, int]:
+    """Return how many of these rows take part as they are, and the rows of the others' factor."""
+    head = max(0, min(stop, n) - start)
+    return head, min(stop - start - head, n)
+
+
+# rows: the first step, what comes together, and the last step
+
+
+def _own_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    dtype = operands[0][1]
+    assert isinstance(dtype, np.dtype)
+    return (dtype,)
+
+
+def _two_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return _own_law(operands, params) * 2
+
+
+def _head_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    start, stop = bounds["d"]
+    return {"head": _parts_of(start, stop, params["n"])[0]}
+
+
+def _factors(x: Block, *, head: int) -> Block:
+    """Return the first rows as they are, then the triangular factor of the others, then zeros."""
+    found = np.zeros(x.shape, x.dtype)
+    found[..., :head, :] = x[..., :head, :]
+    rest = x[..., head:, :]
+    if rest.size:
+        r = np.linalg.qr(rest, mode="r")
+        found[..., head : head + r.shape[-2], :] = r
+    return found
+
+
+def _both(x: Block, *, head: int) -> tuple[Block, Block]:
+    """Return the orthonormal factor of all rows but the first ones, and what `_factors` does."""
+    below = np.zeros(x.shape, x.dtype)
+    rest = x[..., head:, :]
+    if not rest.size:
+        below[...] = x
+        return np.zeros(x.shape, x.dtype), below
+    q, r = np.linalg.qr(rest)
+    below[..., :head, :] = x[..., :head, :]
+    below[..., head : head + r.shape[-2], :] = r
+    if q.shape == x.shape:
+        return q, below
+    padded = np.zeros(x.shape, x.dtype)
+    padded[..., head:, : q.shape[-1]] = q
+    return padded, below
+
+
+def _joined_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    cuts, n = params["cuts"], params["n"]
+    start, stop = bounds["d"]
+    head, rows = _parts_of(start, stop, n)
+    at = sum(sum(_parts_of(a, b, n)) for a, b in pairwise(cuts) if b <= start)
+    return {"at": at, "head": head, "rows": rows}
+
+
+def _joined(x: Block, second: Block, *, at: int, head: int, rows: int) -> Block:
+    """Return a shard's rows of the product of both steps' orthonormal factors."""
+    found = np.empty((*x.shape[:-1], second.shape[-1]), x.dtype)
+    found[..., :head, :] = second[..., at : at + head, :]
+    below = second[..., at + head : at + head + rows, :]
+    np.matmul(x[..., head:, :rows], below, out=found[..., head:, :])
+    return found
+
+
+def _stretches(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
+    (shape,), chosen = shapes, dict(params["dims"])
+    return [tuple(_joined_map(n, chosen.get(d)) for d, n in enumerate(shape))]
+
+
+def _joined_map(n: int, stretches: Sequence[tuple[int, int]] | None) -> DimMap:
+    if stretches is None:
+        return DimMap.identity(n)
+    at, segments = 0, []
+    for start, stop in stretches:
+        segments.append((at, stop - start, start, 1))
+        at += stop - start
+    return DimMap(at, n, segments)
+
+
+def _chosen_dims(params: Params) -> frozenset[int]:
+    return frozenset(d for d, _ in params["dims"])
+
+
+def _wide_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {"start": bounds["n"][0]}
+
+
+def _wide(q: Block, x: Block, *, start: int) -> Block:
+    """Return some columns of the triangular factor, the first of which has this number."""
+    found: Block = np.matmul(np.conj(np.swapaxes(q, -1, -2)), x)
+    rows, columns = np.arange(found.shape[-2])[:, None], start + np.arange(found.shape[-1])
+    found[..., rows > columns] = 0
+    if found.dtype.kind == "c":  # LAPACK's diagonals are real
+        found.imag[..., rows == columns] = 0
+    return found
+
+
+register(Op("qr_factors", "... d !n -> ... d n", _factors, dtypes=_own_law, local=_head_cell))
+register(
+    Op(
+        "qr_both",
+        "... d !n -> ... d n, ... d n",
+        _both,
+        dtypes=_two_law,
+        local=_head_cell,
+        outputs=2,
+    )
+)
+register(
+    Op(
+        "qr_joined",
+        "... d !k, ... !s c -> ... d c",
+        _joined,
+        dtypes=_own_law,
+        local=_joined_cell,
+        sums=True,
+    )
+)
+register(
+    Op(
+        "qr_wide",
+        "... !m !k, ... !m n -> ... k n",
+        _wide,
+        dtypes=_own_law,
+        local=_wide_cell,
+        sums=True,
+    )
+)
+register(MoveOp("take_whole", _stretches, whole=_chosen_dims))
+
+
+# layouts
+
+
+def by_rows(x: Any) -> Any:
+    """Return matrices whose rows alone are split, and tall enough that little moves; else None.
+
+    Where columns are split, too, or only they, their axes move to the rows. A matrix is tall enough
+    if what its shards give to the second step is less than the matrix.
+    """
+    place, kind = x.sharding, x.aval
+    m, n = x.shape[-2:]
+    if not isinstance(place, NamedSharding) or m <= n or not x.size:
+        return None
+    axes, cuts = place.spec.axes(x.ndim), kind.layout.cuts
+    rows = cuts[-2]
+    shards = len(cuts[-1]) - 1
+    if shards > 1:
+        rows = tuple(a + c for a, b in pairwise(rows) for c in balanced_cuts(b - a, shards)[:-1])
+        rows = (*rows, m)
+    if sum(a < b for a, b in pairwise(rows)) < 2 or sum(_counts(rows, n)) >= m:
+        return None
+    if shards == 1:
+        return x
+    splits = [Split(a, c) for a, c in zip(axes, cuts, strict=True)]
+    splits[-2:] = [Split((*axes[-2], *axes[-1]), rows), Split((), (0, n))]
+    target = named_sharding(place.mesh, tuple(splits), place.memory_kind)
+    return relaid(x, here().type_of(x.shape, x.dtype, target, kind.committed), "by_rows")
+
+
+def taken_whole(x: Any, **stretches: Sequence[tuple[int, int]]) -> Any:
+    """Return some stretches of rows, or of columns, on all devices along those dims.
+
+    Args:
+        x: matrices.
+        stretches: ``rows`` and ``columns``; a dim that is not named stays as it is.
+    """
+    dims = {"rows": x.ndim - 2, "columns": x.ndim - 1}
+    chosen = tuple((dims[name], tuple(s)) for name, s in stretches.items())
+    return bind("take_whole", x, dims=chosen)
+
+
+def _second(x: Any, factors: Any) -> Any:
+    """Bring together what the second step reads."""
+    cuts, n = factors.aval.layout.cuts[-2], x.shape[-1]
+    counts = zip(cuts, _counts(cuts, n), strict=False)
+    return taken_whole(factors, rows=[(a, a + count) for a, count in counts if count])
+
+
+class _Tall:
+    """A tall matrix in the middle of its decomposition.
+
+    Attributes:
+        stack: what comes together: it has the same triangular factor as the matrix.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._n = x.shape[-1]
+        self._first, factors = bind("qr_both", x, n=self._n)
+        self._cuts = factors.aval.layout.cuts[-2]
+        self.stack = _second(x, factors)
+
+    def joined(self, second: Any) -> Any:
+        """Return what ``Q`` is for the matrix, from what it is for the stack."""
+        return bind("qr_joined", self._first, second, cuts=self._cuts, n=self._n)
+
+
+def _stacked(x: Any) -> Any:
+    """Return a small matrix with the triangular factor, and the singular values, of a tall one."""
+    return _second(x, bind("qr_factors", x, n=x.shape[-1]))
+
+
+def _turned(x: Any) -> Any:
+    """Return the conjugate transposes; nothing moves."""
+    found = matrix_transpose(x)
+    return bind("conjugate", found) if x.dtype.kind == "c" else found
+
+
+def _wide_enough(x: Any) -> Any:
+    """Return wide matrices with split columns as their conjugate transposes; or None."""
+    return by_rows(_turned(x)) if x.shape[-2] < x.shape[-1] else None
+
+
+# decompositions, for operands whose layouts are known; the last result says which matrices failed
+
+
+def split_qr(x: Any, *, mode: str) -> list[Any]:
+    """Return what the row ``qr`` does, and which matrices failed, moving as little as possible."""
+    wide = _accumulated(x)
+    if mode == "reduced" and (tall := by_rows(wide)) is not None:
+        work = _Tall(tall)
+        second, r, failed = bind("qr", work.stack, mode=mode)
+        return [*_rounded(x, work.joined(second), r), failed]
+    if (columns := _columns(wide)) is not None:
+        m = x.shape[-2]
+        q, _, failed = bind("qr", taken_whole(columns, columns=[(0, m)]), mode="reduced")
+        return [*_rounded(x, q, bind("qr_wide", q, columns)), failed]
+    return list(bind("qr", x, mode=mode))
+
+
+def split_r(x: Any, *, mode: str) -> list[Any]:
+    """Return the triangular factors alone."""
+    wide = _accumulated(x)
+    if (tall := by_rows(wide)) is not None:
+        r, failed = bind("qr_r", _stacked(tall), mode=mode)
+        return [*_rounded(x, r), failed]
+    if _columns(wide) is not None:
+        return split_qr(x, mode="reduced")[1:]
+    return list(bind("qr_r", x, mode=mode))
+
+
+def _columns(x: Any) -> Any:
+    """Return wide matrices whose columns alone are split; None if these are not wide enough."""
+    turned = _wide_enough(x)
+    return None if turned is None else _turned(turned)
+
+
+def split_svd(x: Any, *, full_matrices: bool) -> list[Any]:
+    """Return singular vectors and values, the long vectors split like the matrix."""
+    m, n = x.shape[-2:]
+    if full_matrices and m != n:
+        return list(bind("svd", x, full_matrices=full_matrices))
+    wide = _accumulated(x)
+    if (tall := by_rows(wide)) is not None:
+        work = _Tall(tall)
+        second, r, _ = bind("qr", work.stack, mode="reduced")
+        u, s, vh, failed = bind("svd", r, full_matrices=False)
+        return [*_rounded(x, work.joined(matmul(second, u)), s, vh), failed]
+    if (turned := _wide_enough(wide)) is not None:
+        work = _Tall(turned)
+        second, r, _ = bind("qr", work.stack, mode="reduced")
+        u, s, vh, failed = bind("svd", _turned(r), full_matrices=False)
+        v = work.joined(matmul(second, _turned(vh)))
+        return [*_rounded(x, u, s, _turned(v)), failed]
+    return list(bind("svd", x, full_matrices=full_matrices))
+
+
+def split_svdvals(x: Any) -> list[Any]:
+    """Return singular values; only the small factors move."""
+    wide = _accumulated(x)
+    tall = by_rows(wide)
+    tall = _wide_enough(wide) if tall is None else tall
+    if tall is None:
+        return list(bind("svdvals", x))
+    s, failed = bind("svdvals", _stacked(tall))
+    return [*_rounded(x, s), failed]
+
+
+def _accumulated(x: Any) -> Any:
+    """Return matrices in the dtype that they are computed in."""
+    return x.astype(accumulator(x.dtype), copy=False)
+
+
+def _rounded(x: Any, *results: Any) -> list[Any]:
+    """Return results in the dtype of the matrices, real ones in that of its real part."""
+    if accumulator(x.dtype) == x.dtype:
+        return list(results)
+    return [r.astype(x.dtype) for r in results]
