@@ -115,6 +115,11 @@ GATHERED_SORT = 1 << 14
 A sort across devices takes a millisecond of Python and three exchanges; sorting that much takes a
 tenth of that.
 """
+WHOLE_CHOLESKY = 1 << 20
+"""Bytes of a split matrix up to which each device gets all of it, and its Cholesky factor.
+
+Beyond, it is factored in panels: half the bytes and a part of the work, in some steps for each cut.
+"""
 SORT_SAMPLES = 1 << 16
 """Samples that a sort across devices looks at, at most, to divide the elements evenly."""
 SEGMENT_OPERATIONS = 96

@@ -27,6 +27,7 @@ from meshard.ops.dtypes.laws import accumulator
 from meshard.ops.engine.later import relaid
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.linalg.contract import matmul
+from meshard.ops.linalg.whole import made_whole
 from meshard.ops.row import Bounds, Dtype, MoveOp, Op, Operand, Params, register
 from meshard.runtime.doors import bind
 from meshard.runtime.types import Block
@@ -47,14 +48,15 @@ def _parts_of(start: int, stop: int, n: int) -> tuple[int, int]:
 # rows: the first step, what comes together, and the last step
 
 
-def _own_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+def own_dtype(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    """Return the dtype of the first operand, as a row's law."""
     dtype = operands[0][1]
     assert isinstance(dtype, np.dtype)
     return (dtype,)
 
 
-def _two_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return _own_law(operands, params) * 2
+def _two_dtypes(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    return own_dtype(operands, params) * 2
 
 
 def _head_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
@@ -68,7 +70,7 @@ def _factors(x: Block, *, head: int) -> Block:
     found[..., :head, :] = x[..., :head, :]
     rest = x[..., head:, :]
     if rest.size:
-        r = np.linalg.qr(rest, mode="r")
+        r: Any = np.linalg.qr(rest, mode="r")
         found[..., head : head + r.shape[-2], :] = r
     return found
 
@@ -140,13 +142,13 @@ def _wide(q: Block, x: Block, *, start: int) -> Block:
     return found
 
 
-register(Op("qr_factors", "... d !n -> ... d n", _factors, dtypes=_own_law, local=_head_cell))
+register(Op("qr_factors", "... d !n -> ... d n", _factors, dtypes=own_dtype, local=_head_cell))
 register(
     Op(
         "qr_both",
         "... d !n -> ... d n, ... d n",
         _both,
-        dtypes=_two_law,
+        dtypes=_two_dtypes,
         local=_head_cell,
         outputs=2,
     )
@@ -156,7 +158,7 @@ register(
         "qr_joined",
         "... d !k, ... !s c -> ... d c",
         _joined,
-        dtypes=_own_law,
+        dtypes=own_dtype,
         local=_joined_cell,
         sums=True,
     )
@@ -166,7 +168,7 @@ register(
         "qr_wide",
         "... !m !k, ... !m n -> ... k n",
         _wide,
-        dtypes=_own_law,
+        dtypes=own_dtype,
         local=_wide_cell,
         sums=True,
     )
@@ -245,7 +247,7 @@ def _stacked(x: Any) -> Any:
     return _second(x, bind("qr_factors", x, n=x.shape[-1]))
 
 
-def _turned(x: Any) -> Any:
+def turned(x: Any) -> Any:
     """Return the conjugate transposes; nothing moves."""
     found = matrix_transpose(x)
     return bind("conjugate", found) if x.dtype.kind == "c" else found
@@ -253,7 +255,7 @@ def _turned(x: Any) -> Any:
 
 def _wide_enough(x: Any) -> Any:
     """Return wide matrices with split columns as their conjugate transposes; or None."""
-    return by_rows(_turned(x)) if x.shape[-2] < x.shape[-1] else None
+    return by_rows(turned(x)) if x.shape[-2] < x.shape[-1] else None
 
 
 # decompositions, for operands whose layouts are known; the last result says which matrices failed
@@ -261,72 +263,72 @@ def _wide_enough(x: Any) -> Any:
 
 def split_qr(x: Any, *, mode: str) -> list[Any]:
     """Return what the row ``qr`` does, and which matrices failed, moving as little as possible."""
-    wide = _accumulated(x)
+    wide = accumulated(x)
     if mode == "reduced" and (tall := by_rows(wide)) is not None:
         work = _Tall(tall)
         second, r, failed = bind("qr", work.stack, mode=mode)
-        return [*_rounded(x, work.joined(second), r), failed]
+        return [*rounded(x, work.joined(second), r), failed]
     if (columns := _columns(wide)) is not None:
         m = x.shape[-2]
         q, _, failed = bind("qr", taken_whole(columns, columns=[(0, m)]), mode="reduced")
-        return [*_rounded(x, q, bind("qr_wide", q, columns)), failed]
-    return list(bind("qr", x, mode=mode))
+        return [*rounded(x, q, bind("qr_wide", q, columns)), failed]
+    return made_whole("qr", x, mode=mode)
 
 
 def split_r(x: Any, *, mode: str) -> list[Any]:
     """Return the triangular factors alone."""
-    wide = _accumulated(x)
+    wide = accumulated(x)
     if (tall := by_rows(wide)) is not None:
         r, failed = bind("qr_r", _stacked(tall), mode=mode)
-        return [*_rounded(x, r), failed]
+        return [*rounded(x, r), failed]
     if _columns(wide) is not None:
         return split_qr(x, mode="reduced")[1:]
-    return list(bind("qr_r", x, mode=mode))
+    return made_whole("qr_r", x, mode=mode)
 
 
 def _columns(x: Any) -> Any:
     """Return wide matrices whose columns alone are split; None if these are not wide enough."""
-    turned = _wide_enough(x)
-    return None if turned is None else _turned(turned)
+    found = _wide_enough(x)
+    return None if found is None else turned(found)
 
 
 def split_svd(x: Any, *, full_matrices: bool) -> list[Any]:
     """Return singular vectors and values, the long vectors split like the matrix."""
     m, n = x.shape[-2:]
     if full_matrices and m != n:
-        return list(bind("svd", x, full_matrices=full_matrices))
-    wide = _accumulated(x)
+        return made_whole("svd", x, full_matrices=full_matrices)
+    wide = accumulated(x)
     if (tall := by_rows(wide)) is not None:
         work = _Tall(tall)
         second, r, _ = bind("qr", work.stack, mode="reduced")
         u, s, vh, failed = bind("svd", r, full_matrices=False)
-        return [*_rounded(x, work.joined(matmul(second, u)), s, vh), failed]
-    if (turned := _wide_enough(wide)) is not None:
-        work = _Tall(turned)
+        return [*rounded(x, work.joined(matmul(second, u)), s, vh), failed]
+    if (rows := _wide_enough(wide)) is not None:
+        work = _Tall(rows)
         second, r, _ = bind("qr", work.stack, mode="reduced")
-        u, s, vh, failed = bind("svd", _turned(r), full_matrices=False)
-        v = work.joined(matmul(second, _turned(vh)))
-        return [*_rounded(x, u, s, _turned(v)), failed]
-    return list(bind("svd", x, full_matrices=full_matrices))
+        u, s, vh, failed = bind("svd", turned(r), full_matrices=False)
+        v = work.joined(matmul(second, turned(vh)))
+        return [*rounded(x, u, s, turned(v)), failed]
+    return made_whole("svd", x, full_matrices=full_matrices)
 
 
 def split_svdvals(x: Any) -> list[Any]:
     """Return singular values; only the small factors move."""
-    wide = _accumulated(x)
+    wide = accumulated(x)
     tall = by_rows(wide)
     tall = _wide_enough(wide) if tall is None else tall
     if tall is None:
-        return list(bind("svdvals", x))
+        return made_whole("svdvals", x)
     s, failed = bind("svdvals", _stacked(tall))
-    return [*_rounded(x, s), failed]
+    return [*rounded(x, s), failed]
 
 
-def _accumulated(x: Any) -> Any:
+def accumulated(x: Any) -> Any:
     """Return matrices in the dtype that they are computed in."""
     return x.astype(accumulator(x.dtype), copy=False)
 
 
-def _rounded(x: Any, *results: Any) -> list[Any]:
+def rounded(x: Any, *results: Any) -> list[Any]:
     """Return results in the dtype of the matrices, real ones in that of its real part."""
     if accumulator(x.dtype) == x.dtype:
         return list(results)
