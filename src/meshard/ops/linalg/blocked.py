@@ -1,8 +1,8 @@
 """Cholesky factors of one large matrix that is split, block by block, where its blocks are.
 
-The matrix is cut into panels of columns at the cuts of both its dims. Each panel in turn is factored
-and passed to those who need it to take its product off what is to the right of it (right-looking).
-So a device receives about half the matrix over the whole run, in pieces of one panel, and never
+The matrix is cut into panels of columns at the cuts of both its dims. Each panel in turn is
+factored and passed to those who need it to take its product off what is to the right of it
+(right-looking). So a device receives about half the matrix over the whole run, in pieces of one panel, and never
 holds more than its own part and a panel; the factor is split like the matrix.
 """
 

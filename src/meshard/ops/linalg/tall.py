@@ -179,11 +179,15 @@ register(MoveOp("take_whole", _stretches, whole=_chosen_dims))
 # layouts
 
 
-def by_rows(x: Any) -> Any:
-    """Return matrices whose rows alone are split, and tall enough that little moves; else None.
+def by_rows(x: Any, *, factored: bool = True) -> Any:
+    """Return matrices whose rows alone are split, if there are more of these; else None.
 
-    Where columns are split, too, or only they, their axes move to the rows. A matrix is tall enough
-    if what its shards give to the second step is less than the matrix.
+    Where columns are split, too, or only they, their axes move to the rows.
+
+    Args:
+        x: matrices.
+        factored: whether a matrix must also be so tall that what its shards give to the second step
+            is less than the matrix.
     """
     place, kind = x.sharding, x.aval
     m, n = x.shape[-2:]
@@ -195,7 +199,7 @@ def by_rows(x: Any) -> Any:
     if shards > 1:
         rows = tuple(a + c for a, b in pairwise(rows) for c in balanced_cuts(b - a, shards)[:-1])
         rows = (*rows, m)
-    if sum(a < b for a, b in pairwise(rows)) < 2 or sum(_counts(rows, n)) >= m:
+    if sum(a < b for a, b in pairwise(rows)) < 2 or (factored and sum(_counts(rows, n)) >= m):
         return None
     if shards == 1:
         return x
@@ -287,8 +291,10 @@ def split_r(x: Any, *, mode: str) -> list[Any]:
 
 
 def _columns(x: Any) -> Any:
-    """Return wide matrices whose columns alone are split; None if these are not wide enough."""
-    found = _wide_enough(x)
+    """Return matrices whose columns alone are split, if there are more of these; else None."""
+    if x.shape[-2] >= x.shape[-1]:
+        return None
+    found = by_rows(turned(x), factored=False)
     return None if found is None else turned(found)
 
 
