@@ -29,7 +29,9 @@ def _panel_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Param
     return {"rows": (first, last), "at": start + first - params["rows"][0]}
 
 
-def _panel(x: Block, low: Block, *, rows: tuple[int, int], at: int) -> Block:
+def _panel(
+    x: Block, low: Block, *, rows: tuple[int, int], at: int, out: Block | None = None
+) -> Block:
     """Return some rows of a panel's part of the factor.
 
     Args:
@@ -37,11 +39,13 @@ def _panel(x: Block, low: Block, *, rows: tuple[int, int], at: int) -> Block:
         low: the factor of the panel's diagonal block.
         rows: those of these rows that are in the diagonal block; there is nothing above them.
         at: the number of the first in the block.
+        out: where the result goes.
     """
     import scipy.linalg
 
     first, last = rows
-    found = np.zeros(x.shape, x.dtype)
+    found = np.empty(x.shape, x.dtype) if out is None else out
+    found[..., :first, :] = 0
     found[..., first:last, :] = low[..., at : at + last - first, :]
     for place in np.ndindex(*x.shape[:-2]):
         below = x[place][last:]
@@ -62,7 +66,7 @@ def _update_rule(operands: Sequence[Operand], params: Params) -> RuleText:
 def _update_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
     (first, last), (rows, columns) = params["panel"], params["whole"]
     origins = first if rows else bounds["m"][0], last if columns else bounds["n"][0]
-    return {"panel": (first, last), "cell": (*bounds["m"], *bounds["n"]), "origins": origins}
+    return {"panel": (first, last), "cell": (*bounds["m"], *bounds["n"], *origins)}
 
 
 def _update(
@@ -71,8 +75,8 @@ def _update(
     right: Block,
     *,
     panel: tuple[int, int],
-    cell: tuple[int, int, int, int],
-    origins: tuple[int, int],
+    cell: tuple[int, ...],
+    out: Block | None = None,
 ) -> Block:
     """Return a cell with the panel in its place, and its product taken off what is right of it.
 
@@ -83,21 +87,23 @@ def _update(
         left: rows of the panel, to multiply from the left.
         right: rows of the panel that have the numbers of columns of the cell.
         panel: the panel's first column, and the one after its last.
-        cell: the same of the cell's rows, and of its columns.
-        origins: the number of the first row of ``left``, and of ``right``.
+        cell: the same of the cell's rows, and of its columns, and then the number of the first row
+            of ``left``, and of ``right``.
+        out: where the result goes.
     """
-    (first, last), (top, bottom, start, stop) = panel, cell
-    found = x.copy()
+    (first, last), (top, bottom, start, stop, upper, lower) = panel, cell
+    found = np.empty_like(x) if out is None else out
+    found[...] = x
     a, b, row = max(first, start), min(last, stop), max(first, top)
     if a < b:
         found[..., a - start : b - start] = 0
         if row < bottom:
-            own = left[..., row - origins[0] : bottom - origins[0], a - first : b - first]
+            own = left[..., row - upper : bottom - upper, a - first : b - first]
             found[..., row - top :, a - start : b - start] = own
     row, a, b = max(last, top), max(last, start), min(stop, bottom)
     if row < bottom and a < b:
-        own = left[..., row - origins[0] : bottom - origins[0], :]
-        other = right[..., a - origins[1] : b - origins[1], :]
+        own = left[..., row - upper : bottom - upper, :]
+        other = right[..., a - lower : b - lower, :]
         product = np.matmul(own, np.conj(np.swapaxes(other, -1, -2)))
         found[..., row - top :, a - start : b - start] -= product
     return found
@@ -110,6 +116,7 @@ register(
         _panel,
         dtypes=own_dtype,
         local=_panel_cell,
+        style="blas",
         sums=True,
     )
 )
@@ -120,6 +127,7 @@ register(
         _update,
         dtypes=own_dtype,
         local=_update_cell,
+        style="blas",
         sums=True,
     )
 )

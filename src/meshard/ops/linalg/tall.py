@@ -32,6 +32,7 @@ from meshard.ops.row import Bounds, Dtype, MoveOp, Op, Operand, Params, register
 from meshard.runtime.doors import bind
 from meshard.runtime.types import Block
 from meshard.runtime.world import here
+from meshard.tuning import QR_CHUNK
 
 
 def _counts(cuts: Cuts, n: int) -> list[int]:
@@ -64,32 +65,61 @@ def _head_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params
     return {"head": _parts_of(start, stop, params["n"])[0]}
 
 
-def _factors(x: Block, *, head: int) -> Block:
+def _factors(x: Block, *, head: int, out: Block | None = None) -> Block:
     """Return the first rows as they are, then the triangular factor of the others, then zeros."""
+    return _placed(x, head, _factored(x[..., head:, :], None))
+
+
+def _both(x: Block, *, head: int, out: Block | None = None) -> tuple[Block, Block]:
+    """Return the orthonormal factor of all rows but the first ones, and what `_factors` does."""
+    q = np.empty(x.shape, x.dtype) if out is None else out
+    q[..., :head, :] = 0
+    return q, _placed(x, head, _factored(x[..., head:, :], q[..., head:, :]))
+
+
+def _placed(x: Block, head: int, r: Block) -> Block:
     found = np.zeros(x.shape, x.dtype)
     found[..., :head, :] = x[..., :head, :]
-    rest = x[..., head:, :]
-    if rest.size:
-        r: Any = np.linalg.qr(rest, mode="r")
-        found[..., head : head + r.shape[-2], :] = r
+    found[..., head : head + r.shape[-2], :] = r
     return found
 
 
-def _both(x: Block, *, head: int) -> tuple[Block, Block]:
-    """Return the orthonormal factor of all rows but the first ones, and what `_factors` does."""
-    below = np.zeros(x.shape, x.dtype)
-    rest = x[..., head:, :]
-    if not rest.size:
-        below[...] = x
-        return np.zeros(x.shape, x.dtype), below
-    q, r = np.linalg.qr(rest)
-    below[..., :head, :] = x[..., :head, :]
-    below[..., head : head + r.shape[-2], :] = r
-    if q.shape == x.shape:
-        return q, below
-    padded = np.zeros(x.shape, x.dtype)
-    padded[..., head:, : q.shape[-1]] = q
-    return padded, below
+def _factored(x: Block, q: Block | None) -> Block:
+    """Return the triangular factor of a block, in steps that stay in the cache.
+
+    Args:
+        x: the block, with any number of rows.
+        q: where the orthonormal factor goes, in as many columns as it has; None: nobody needs it.
+    """
+    m, n = x.shape[-2:]
+    count = m // max(2 * n, QR_CHUNK // (n * x.itemsize))
+    if not x.size:
+        return x[..., :0, :]
+    if count < 2:
+        if q is None:
+            return np.asarray(np.linalg.qr(x, mode="r"))
+        own, r = np.linalg.qr(x)
+        q[..., : own.shape[-1]] = own
+        q[..., own.shape[-1] :] = 0
+        return r
+    even = m // count * count  # the few rows after these take part in the next step as they are
+    chunks = x[..., :even, :].reshape(*x.shape[:-2], count, -1, n)
+    if q is None:
+        factors = np.asarray(np.linalg.qr(chunks, mode="r"))
+        return _factored(_under(x, even, factors), None)
+    first, factors = np.linalg.qr(chunks)
+    stack = _under(x, even, factors)
+    second = np.empty_like(stack)
+    r = _factored(stack, second)
+    q[..., even:, :] = second[..., : m - even, :]
+    parts = second[..., m - even :, :].reshape(factors.shape)
+    np.matmul(first, parts, out=q[..., :even, :].reshape(chunks.shape))
+    return r
+
+
+def _under(x: Block, even: int, factors: Block) -> Block:
+    """Return the last rows of a block, and the factors of its chunks below them."""
+    return np.concatenate([x[..., even:, :], factors.reshape(*x.shape[:-2], -1, x.shape[-1])], -2)
 
 
 def _joined_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
@@ -100,9 +130,11 @@ def _joined_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Para
     return {"at": at, "head": head, "rows": rows}
 
 
-def _joined(x: Block, second: Block, *, at: int, head: int, rows: int) -> Block:
+def _joined(
+    x: Block, second: Block, *, at: int, head: int, rows: int, out: Block | None = None
+) -> Block:
     """Return a shard's rows of the product of both steps' orthonormal factors."""
-    found = np.empty((*x.shape[:-1], second.shape[-1]), x.dtype)
+    found = np.empty((*x.shape[:-1], second.shape[-1]), x.dtype) if out is None else out
     found[..., :head, :] = second[..., at : at + head, :]
     below = second[..., at + head : at + head + rows, :]
     np.matmul(x[..., head:, :rows], below, out=found[..., head:, :])
@@ -132,9 +164,9 @@ def _wide_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params
     return {"start": bounds["n"][0]}
 
 
-def _wide(q: Block, x: Block, *, start: int) -> Block:
+def _wide(q: Block, x: Block, *, start: int, out: Block | None = None) -> Block:
     """Return some columns of the triangular factor, the first of which has this number."""
-    found: Block = np.matmul(np.conj(np.swapaxes(q, -1, -2)), x)
+    found: Block = np.matmul(np.conj(np.swapaxes(q, -1, -2)), x, out=out)
     rows, columns = np.arange(found.shape[-2])[:, None], start + np.arange(found.shape[-1])
     found[..., rows > columns] = 0
     if found.dtype.kind == "c":  # LAPACK's diagonals are real
@@ -142,37 +174,15 @@ def _wide(q: Block, x: Block, *, start: int) -> Block:
     return found
 
 
-register(Op("qr_factors", "... d !n -> ... d n", _factors, dtypes=own_dtype, local=_head_cell))
-register(
-    Op(
-        "qr_both",
-        "... d !n -> ... d n, ... d n",
-        _both,
-        dtypes=_two_dtypes,
-        local=_head_cell,
-        outputs=2,
-    )
-)
-register(
-    Op(
-        "qr_joined",
-        "... d !k, ... !s c -> ... d c",
-        _joined,
-        dtypes=own_dtype,
-        local=_joined_cell,
-        sums=True,
-    )
-)
-register(
-    Op(
-        "qr_wide",
-        "... !m !k, ... !m n -> ... k n",
-        _wide,
-        dtypes=own_dtype,
-        local=_wide_cell,
-        sums=True,
-    )
-)
+def _register(name: str, rule: str, kernel: Any, local: Any, laws: Any = own_dtype) -> None:
+    outputs = 2 if laws is _two_dtypes else 1
+    register(Op(name, rule, kernel, laws, None, local, outputs, style="blas", sums=True))
+
+
+_register("qr_factors", "... d !n -> ... d n", _factors, _head_cell)
+_register("qr_both", "... d !n -> ... d n, ... d n", _both, _head_cell, _two_dtypes)
+_register("qr_joined", "... d !k, ... !s c -> ... d c", _joined, _joined_cell)
+_register("qr_wide", "... !m !k, ... !m n -> ... k n", _wide, _wide_cell)
 register(MoveOp("take_whole", _stretches, whole=_chosen_dims))
 
 
