@@ -2,8 +2,8 @@
 
 The matrix is cut into panels of columns at the cuts of both its dims. Each panel in turn is
 factored and passed to those who need it to take its product off what is to the right of it
-(right-looking). So a device receives about half the matrix over the whole run, in pieces of one panel, and never
-holds more than its own part and a panel; the factor is split like the matrix.
+(right-looking). So a device receives about half the matrix over the whole run, in pieces of one
+panel, and never holds more than its own part and a panel; the factor is split like the matrix.
 """
 
 from __future__ import annotations
