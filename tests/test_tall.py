@@ -166,6 +166,18 @@ def test_only_the_small_factors_move() -> None:
     assert alone(body) == [8 * 64 * 64 * 4] * 5  # seven factors and the first rows
 
 
+def test_an_explanation_tells_what_moves_and_warns_of_nothing() -> None:
+    def body() -> tuple[int, int, list[str]]:
+        x = put(drawn(800, 4), ("i", "j"))
+        told = meshard.explain(lambda x: linalg.qr(x), x)
+        _, log = moved(lambda: linalg.qr(x))
+        return told.total_bytes, log.total_bytes, list(map(str, told.warnings))
+
+    told, measured, warnings = alone(body)
+    assert told == measured == 8 * 4 * 4 * 8 * 9 - 4 * 4 * 8 * 9
+    assert warnings == []
+
+
 def test_long_blocks_are_factored_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshard.ops.linalg.tall.QR_CHUNK", 8 * 3 * 10)
 
