@@ -125,6 +125,7 @@ WHOLE_CHOLESKY = 1 << 20
 """Bytes of a split matrix up to which each device gets all of it, and its Cholesky factor.
 
 Beyond, it is factored in panels: half the bytes and a part of the work, in some steps for each cut.
+Triangular systems are solved likewise.
 Row ``cholesky``.
 """
 SORT_SAMPLES = 1 << 16

@@ -182,6 +182,8 @@ LARGE_ONLY = {
     *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
     *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
     *("search_pieces", "stop_gradient"),
+    # What derivatives of Cholesky factors run: see test_tall.
+    *("solve_triangular", "triangular_stretch", "triangular_rest"),
 }
 """Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
 of two operands that are split alike, which they seldom have (see test_rows.py).

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
-from meshard.ops.array.diagonals import tril
+from meshard.ops.array.diagonals import tril, triu
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import matrix_transpose, reshape
 from meshard.ops.derivatives.elementwise import is_complex, o
@@ -21,6 +21,7 @@ from meshard.ops.engine.later import when_laid_out
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.linalg.norms import diagonal
+from meshard.ops.linalg.triangular import solve_triangular
 from meshard.ops.reductions.reduce import sum as sum_
 
 
@@ -115,13 +116,35 @@ def _solved_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
     return [less, found]
 
 
+def _triangle(x: Any, lower: bool) -> Any:
+    return tril(x) if lower else triu(x)
+
+
+def _triangular(site: Site, t: Values) -> list[Any]:
+    a, lower, change = site.x, site.params["lower"], t[1]
+    if t[0] is not None:
+        less = o.negative(matmul(_triangle(t[0], lower), site.y))
+        change = less if change is None else o.add(change, less)
+    return [solve_triangular(a, change, lower=lower)]
+
+
+def _triangular_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
+    lower = site.params["lower"]
+    found = solve_triangular(matrix_transpose(site.x), g[0], lower=not lower)
+    if not wanted[0]:
+        return [None, found]
+    less = o.negative(matmul(found, matrix_transpose(site.y)))
+    return [_triangle(less, lower), found]
+
+
 def _cholesky(site: Site, t: Values) -> list[Any]:
     upper = site.params["upper"]
     low = _h(site.y) if upper else site.y
-    middle = _solve(low, _h(_solve(low, _halved(t[0]))))
+    half = solve_triangular(low, _halved(t[0]), lower=True)
+    middle = solve_triangular(low, _h(half), lower=True)
     n = low.shape[-1]
-    half = o.where(eye(n, dtype=bool), 0.5, 1.0)
-    found = matmul(low, tril(o.multiply(middle, half)))
+    weights = o.where(eye(n, dtype=bool), 0.5, 1.0)
+    found = matmul(low, tril(o.multiply(middle, weights)))
     return [_h(found) if upper else found, None]
 
 
@@ -228,6 +251,7 @@ LINALG: dict[str, Derivative] = {
     "pseudo_inverse": Tangents(_pseudo_inverse),
     "slogdet": Tangents(_slogdet),
     "solve": Pulls(_solved, _solved_back),
+    "solve_triangular": Pulls(_triangular, _triangular_back),
     "cholesky": Tangents(_cholesky),
     "qr": Tangents(_qr),
     "qr_r": Tangents(_qr_r),
@@ -242,5 +266,5 @@ LINALG: dict[str, Derivative] = {
     ),
 }
 """The derivative of each row on matrices."""
-LATE_LINALG: dict[str, Derivative] = {name: LINALG[name] for name in SPLIT}
+LATE_LINALG: dict[str, Derivative] = {n: LINALG[n] for n in (*SPLIT, "solve_triangular")}
 """The derivative of each decomposition that is put off until layouts are known, by name."""

@@ -30,6 +30,7 @@ _FLAT = """
 _INSIDE = """
     scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with
     qr_factors qr_both qr_joined qr_wide take_whole cholesky_panel cholesky_update
+    triangular_stretch triangular_rest
 """
 """Rows that are parts of what is put off until layouts are known, which has a derivative itself."""
 _PART = Refused("it is part of another operation, which has one.")

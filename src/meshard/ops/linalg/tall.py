@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -189,8 +189,20 @@ register(MoveOp("take_whole", _stretches, whole=_chosen_dims))
 # layouts
 
 
-def by_rows(x: Any, *, factored: bool = True) -> Any:
-    """Return matrices whose rows alone are split, if there are more of these; else None.
+class Rows(NamedTuple):
+    """Matrices whose rows alone are split.
+
+    Attributes:
+        x: the matrices; a traced array does not tell how it was asked to be laid out.
+        cuts: where the rows are cut.
+    """
+
+    x: Any
+    cuts: Cuts
+
+
+def by_rows(x: Any, *, factored: bool = True) -> Rows | None:
+    """Return matrices so that their rows alone are split, if there are more of these; else None.
 
     Where columns are split, too, or only they, their axes move to the rows.
 
@@ -212,11 +224,12 @@ def by_rows(x: Any, *, factored: bool = True) -> Any:
     if sum(a < b for a, b in pairwise(rows)) < 2 or (factored and sum(_counts(rows, n)) >= m):
         return None
     if shards == 1:
-        return x
+        return Rows(x, rows)
     splits = [Split(a, c) for a, c in zip(axes, cuts, strict=True)]
     splits[-2:] = [Split((*axes[-2], *axes[-1]), rows), Split((), (0, n))]
     target = named_sharding(place.mesh, tuple(splits), place.memory_kind)
-    return relaid(x, here().type_of(x.shape, x.dtype, target, kind.committed), "by_rows")
+    kind = here().type_of(x.shape, x.dtype, target, kind.committed)
+    return Rows(relaid(x, kind, "by_rows"), rows)
 
 
 def taken_whole(x: Any, **stretches: Sequence[tuple[int, int]]) -> Any:
@@ -231,10 +244,9 @@ def taken_whole(x: Any, **stretches: Sequence[tuple[int, int]]) -> Any:
     return bind("take_whole", x, dims=chosen)
 
 
-def _second(x: Any, factors: Any) -> Any:
+def _second(cuts: Cuts, factors: Any) -> Any:
     """Bring together what the second step reads."""
-    cuts, n = factors.aval.layout.cuts[-2], x.shape[-1]
-    counts = zip(cuts, _counts(cuts, n), strict=False)
+    counts = zip(cuts, _counts(cuts, factors.shape[-1]), strict=False)
     return taken_whole(factors, rows=[(a, a + count) for a, count in counts if count])
 
 
@@ -245,20 +257,19 @@ class _Tall:
         stack: what comes together: it has the same triangular factor as the matrix.
     """
 
-    def __init__(self, x: Any) -> None:
-        self._n = x.shape[-1]
-        self._first, factors = bind("qr_both", x, n=self._n)
-        self._cuts = factors.aval.layout.cuts[-2]
-        self.stack = _second(x, factors)
+    def __init__(self, rows: Rows) -> None:
+        self._n, self._cuts = rows.x.shape[-1], rows.cuts
+        self._first, factors = bind("qr_both", rows.x, n=self._n)
+        self.stack = _second(rows.cuts, factors)
 
     def joined(self, second: Any) -> Any:
         """Return what ``Q`` is for the matrix, from what it is for the stack."""
         return bind("qr_joined", self._first, second, cuts=self._cuts, n=self._n)
 
 
-def _stacked(x: Any) -> Any:
+def _stacked(rows: Rows) -> Any:
     """Return a small matrix with the triangular factor, and the singular values, of a tall one."""
-    return _second(x, bind("qr_factors", x, n=x.shape[-1]))
+    return _second(rows.cuts, bind("qr_factors", rows.x, n=rows.x.shape[-1]))
 
 
 def turned(x: Any) -> Any:
@@ -267,7 +278,7 @@ def turned(x: Any) -> Any:
     return bind("conjugate", found) if x.dtype.kind == "c" else found
 
 
-def _wide_enough(x: Any) -> Any:
+def _wide_enough(x: Any) -> Rows | None:
     """Return wide matrices with split columns as their conjugate transposes; or None."""
     return by_rows(turned(x)) if x.shape[-2] < x.shape[-1] else None
 
@@ -305,7 +316,7 @@ def _columns(x: Any) -> Any:
     if x.shape[-2] >= x.shape[-1]:
         return None
     found = by_rows(turned(x), factored=False)
-    return None if found is None else turned(found)
+    return None if found is None else turned(found.x)
 
 
 def split_svd(x: Any, *, full_matrices: bool) -> list[Any]:
