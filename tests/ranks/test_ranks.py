@@ -60,6 +60,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         "sort",
         "uneven_map",
         "callbacks",
+        "tall",
     ),
     (1,) * 8: ("reshard", "exchanges"),
 }

@@ -256,7 +256,7 @@ SUMS: dict[str, Derivative] = {
     "interp": Tangents(_interp),
 }
 """The derivative of each row that sums, compares or transforms."""
-LATE: dict[str, Derivative] = {
+LATE_SUMS: dict[str, Derivative] = {
     "sort": Tangents(_sorted),
     "select": Tangents(_selected),
     "select_at": Tangents(_selected),
@@ -273,4 +273,4 @@ LATE: dict[str, Derivative] = {
     "argpartition": FLAT,
     "full_like": FLAT,
 }
-"""The derivative of what is put off until layouts or values are known, by name."""
+"""The derivatives of sums, sorts and the like that are put off until layouts are known."""

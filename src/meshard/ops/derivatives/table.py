@@ -11,10 +11,10 @@ import meshard.ops.lax.elementwise
 import meshard.ops.lax.special  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
-from meshard.ops.derivatives.linalg import LINALG
+from meshard.ops.derivatives.linalg import LATE_LINALG, LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
-from meshard.ops.derivatives.sums import LATE, SUMS
+from meshard.ops.derivatives.sums import LATE_SUMS, SUMS
 
 _FLAT = """
     equal not_equal less less_equal greater greater_equal isclose isnan isinf isfinite signbit
@@ -29,6 +29,8 @@ _FLAT = """
 """Rows whose results are bools, integers, positions or steps."""
 _INSIDE = """
     scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with sort_pack sort_unpack
+    qr_factors qr_both qr_joined qr_wide take_whole cholesky_panel cholesky_update
+    triangular_stretch triangular_rest
 """
 """Rows that are parts of what is put off until layouts are known, which has a derivative itself."""
 _PART = Refused("it is part of another operation, which has one.")
@@ -43,5 +45,7 @@ DERIVATIVES: dict[str, Derivative] = {
     **RANDOM,
 }
 """The derivative of each row."""
+LATE: dict[str, Derivative] = {**LATE_SUMS, **LATE_LINALG}
+"""The derivative of what is put off until layouts or values are known, by name."""
 
 __all__ = ["DERIVATIVES", "LATE"]

@@ -16,6 +16,7 @@ from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
 from meshard.ops.engine.later import Advised, OfExamples, OfRow
+from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
@@ -203,7 +204,7 @@ def _of_all(call: WholeCall, size: int) -> WholeCall:
         params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
-    else:
+    elif call.name != "solve_triangular" and call.name not in SPLIT:  # they are of the last dims
         params["axis"] = tuple([d + 1 for d in params["axis"]])
     return replace(call, params=params)
 

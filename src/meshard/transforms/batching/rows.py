@@ -284,7 +284,9 @@ _SORTS = "sort_runs sort_runs_with sort_whole sort_whole_with"
 ROWS: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
     **dict.fromkeys(["concatenate", "select", "select_at"], _shifted("axis")),
-    **dict.fromkeys(["flip", "roll", "pad_zeros", "tile", "take_positions"], _shifted("dims")),
+    **dict.fromkeys(
+        ["flip", "roll", "pad_zeros", "tile", "take_positions", "take_whole"], _shifted("dims")
+    ),
     **dict.fromkeys(
         ["sort", "argsort", "partition", "argpartition", "fft", "scan"], _shifted("dim")
     ),
