@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import IndexingError
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.shape import broadcast_to, reshape
@@ -245,7 +246,9 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]
             dim += width
             continue
         if is_traced(entry):
-            entry = np.asarray(concrete(entry, "x[mask]", _WITHOUT_MASK))
+            entry = concrete(entry, "x[mask]", _WITHOUT_MASK)
+            if not isinstance(entry.sharding, NamedSharding):
+                entry = np.asarray(entry)
         if entry.shape != sizes and entry.ndim:
             raise IndexingError(
                 f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "

@@ -79,7 +79,7 @@ def _row_keys(rows: Block) -> Block:
     if x.dtype.kind == "c":
         pair = np.stack([x.real, x.imag], axis=-1)
         pair[np.isnan(x)] = np.nan
-        x = pair.reshape(len(x), -1)
+        x = pair.reshape(len(x), math.prod(pair.shape[1:]))
     kind, size = kind_of(x.dtype), x.dtype.itemsize
     whole = np.dtype(f"u{size}")
     top = whole.type(1 << (8 * size - 1))
@@ -345,7 +345,7 @@ class _Search:
     def _splitters(self, run: Array, cuts: Cuts) -> Block:
         """Choose keys that cut all rows into nearly equal parts, from samples of each run."""
         size, cells = cuts[-1], self.cells
-        most = min(8 * cells * cells, SORT_SAMPLES, max(2 * cells, size // 16))
+        most = min(8 * cells * cells, SORT_SAMPLES, max(4 * cells, size // (4 * cells)))
         gap = max(1, size // most)
         where = [
             a + at

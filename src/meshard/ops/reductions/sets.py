@@ -29,7 +29,7 @@ from meshard.ops.dtypes.laws import is_whole
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
 from meshard.ops.engine.later import at_run_time, relaid
-from meshard.ops.engine.operand_mesh import named_sharding
+from meshard.ops.engine.operand_mesh import named_sharding, replicated_beside
 from meshard.ops.reductions.distinct import Wanted, distinct
 from meshard.ops.reductions.scan import cumsum
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
@@ -158,7 +158,7 @@ def _some_along(
         made += [none] * wanted.indices + [full((0,), 0, dtype=np.int64)] * wanted.inverse
         return made + [none] * wanted.counts
     places, inverse, counts = at_run_time(
-        "unique", _first_slices, x, dim=dim, size=int(size), equal_nan=equal_nan
+        "unique", _first_slices, x, dim=dim, size=int(size), equal_nan=equal_nan, examples=0
     )
     values = take(x, places, dim, mode="clip")
     if fill_value is not None:
@@ -169,28 +169,41 @@ def _some_along(
     return [values, *[y for y, wish in pairs if wish]]
 
 
-def _first_slices(x: Any, *, dim: int, size: int, equal_nan: bool) -> list[Any]:
-    """Return where the first distinct slices are, the place of each among all, and their counts."""
-    others = tuple([d for d in range(x.ndim) if d != dim])
+def _first_slices(x: Any, *, dim: int, size: int, equal_nan: bool, examples: int) -> list[Any]:
+    """Return where the first distinct slices are, the place of each among all, and their counts.
+
+    There are as many dims of ``examples`` in front, of which each has slices of its own.
+    """
+    others = tuple([d for d in range(examples, x.ndim) if d != dim])
     marks = bind("any", x, axis=others, keepdims=False)
-    like, line = bind("first_true", marks, size=size), bind("positions", marks)
+    line = bind("astype", marks, dtype=np.dtype(np.int64))
+    shape = (*x.shape[:examples], size)
+    like = reshape(bind("first_true", ravel(marks), size=math.prod(shape)), shape)
     if is_traced(like, line):
         return [like, line, like]
+    if not examples:
+        found = _sized_slices(x, dim, size, equal_nan)
+    else:
+        settings: Any = {"size": size, "equal_nan": equal_nan, "examples": examples - 1}
+        each = [_first_slices(x[i], dim=dim - 1, **settings) for i in range(x.shape[0])]
+        found = [stack(parts) for parts in zip(*each, strict=True)] or [like, line, like]
+    pairs = zip(found, (like, line, like), strict=True)
+    return [relaid(y, kind.aval, "unique") for y, kind in pairs]
+
+
+def _sized_slices(x: Any, dim: int, size: int, equal_nan: bool) -> list[Any]:
+    """Return what `_first_slices` does, without other examples."""
     found = distinct(_table(x, dim), Wanted(True, True, True), equal_nan=equal_nan, of_rows=True)
     assert found.indices is not None
-    assert found.inverse is not None
     assert found.counts is not None
-
-    def first(of: Array, rest: Block) -> Array:
-        some = known(of[:size])
-        filled = np.append(some, np.broadcast_to(rest, size - len(some)))
-        blocks = [None if b is None else filled for b in like._live()]
-        return Array(like.aval, tuple(blocks))
-
-    numbers = found.indices
-    places = first(numbers, known(numbers[:1]))
-    inverse = relaid(found.inverse, line.aval, "unique")
-    return [places, inverse, first(found.counts, np.zeros(1, np.int64))]
+    missing = max(0, size - found.indices.size)
+    places = known(found.indices[:size]), known(found.indices[:1]).repeat(missing)
+    counts = known(found.counts[:size]), np.zeros(missing, np.int64)
+    return [
+        replicated_beside("unique", np.concatenate(places), x),
+        found.inverse,
+        replicated_beside("unique", np.concatenate(counts), x),
+    ]
 
 
 def _firsts(values: Any, equal_nan: bool) -> Any:
