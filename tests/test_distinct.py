@@ -14,7 +14,7 @@ from meshard import debug
 from meshard.errors import ArgumentError
 from meshard.ops.reductions import distinct
 from meshard.sharding import NamedSharding, P
-from tests.lays import Lay, fetched, on_meshes
+from tests.lays import Lay, fetched, in_boxes, on_meshes
 from tests.worlds import alone, everywhere, in_processes, in_worlds, put, whole
 
 KINDS = ["f8", "f4", "i4", "i8", "u1", "bool", "c8", "bfloat16"]
@@ -55,6 +55,19 @@ def test_slices_are_numpy_s(gathered: None, data: st.DataObject) -> None:
     for a, b in zip(everywhere(body), expected, strict=True):
         np.testing.assert_array_equal(a.astype(b.dtype), b)
         assert a.shape == b.shape
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_boxes(data: st.DataObject) -> None:
+    value = _value((5, 2), "f4", 0)
+    lay = data.draw(in_boxes(value.shape))
+    for axis in (None, 0):
+        found = alone(
+            lambda axis=axis: fetched(list(mnp.unique(lay.put(value), True, True, True, axis)))
+        )
+        for a, b in zip(found, np.unique(value, True, True, True, axis), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 NAN = np.nan

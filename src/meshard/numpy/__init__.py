@@ -146,7 +146,6 @@ from meshard.ops.array.join import (
     concatenate as concatenate,
     flip as flip,
     hstack as hstack,
-    repeat as repeat,
     roll as roll,
     split as split,
     stack as stack,
@@ -318,6 +317,7 @@ from meshard.ops.made.polynomials import (
     polysub as polysub,
     roots as roots,
 )
+from meshard.ops.made.repeats import repeat as repeat
 from meshard.ops.made.signals import (
     bartlett as bartlett,
     blackman as blackman,

@@ -246,9 +246,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]
             dim += width
             continue
         if is_traced(entry):
-            entry = concrete(entry, "x[mask]", _WITHOUT_MASK)
-            if not isinstance(entry.sharding, NamedSharding):
-                entry = np.asarray(entry)
+            entry = _known_mask(entry)
         if entry.shape != sizes and entry.ndim:
             raise IndexingError(
                 f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
@@ -263,6 +261,12 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]
         shape += sizes
         dim += width
     return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain, of_masks
+
+
+def _known_mask(mask: Any) -> Any:
+    """Return a traced mask that has a value: where it is laid out, else on the host."""
+    found = concrete(mask, "x[mask]", _WITHOUT_MASK)
+    return found if isinstance(found.sharding, NamedSharding) else np.asarray(found)
 
 
 def _span(entry: slice) -> Span:

@@ -24,7 +24,7 @@ from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout, balanced_cuts
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
-from meshard.ops.array.samplesort import known, sort_keys
+from meshard.ops.array.samplesort import known, sort_keys, told
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, kind_of
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.plan.move.assemble import Source, assemble
@@ -278,15 +278,10 @@ class _Search:
             sharding = named_sharding(sharding.mesh, placement, sharding.memory_kind)
         return self.world.type_of((cuts[-1], *width), dtype, sharding, self.x.committed)
 
-    def _told(self, numbers: Sequence[Sequence[int] | None], width: int) -> Ints:
-        """Tell all processes some numbers of each piece, one row for each."""
-        blocks = [None if n is None else np.asarray(n, np.int64)[None] for n in numbers]
-        return known(_array(self._kind(tuple(range(self.cells + 1)), _LONG, (width,)), blocks))
-
     def _sizes(self, own: Sequence[_Own | None]) -> Cuts:
         """Return where the rows of each piece begin among all, and how many there are."""
-        told = self._told([None if o is None else [len(o.rows)] for o in own], 1)
-        return (0, *accumulate(told[:, 0].tolist()))
+        sizes = [None if o is None else [len(o.rows)] for o in own]
+        return (0, *accumulate(told(sizes, self.x, self.axes)[:, 0].tolist()))
 
     def _arrays(self, own: Sequence[_Own | None], cuts: Cuts) -> list[Array]:
         """Return the parts of what was found in each piece as arrays."""
@@ -360,12 +355,13 @@ class _Search:
     def _exchanged(self, runs: Sequence[Array], cuts: Cuts) -> tuple[list[Array], Blocks]:
         """Bring equal rows together, and return what is distinct, and the place of each row."""
         splitters, rows = self._splitters(runs[0], cuts), runs[0]._live()
-        counts = self._told(
+        counts = told(
             [
                 None if b is None else np.searchsorted(_keys(b), splitters, "right").tolist()
                 for b in rows
             ],
-            self.cells - 1,
+            self.x,
+            self.axes,
         )
         lengths = np.diff(np.asarray(cuts))[:, None]
         bounds = np.concatenate([np.zeros((self.cells, 1), np.int64), counts, lengths], axis=1)
