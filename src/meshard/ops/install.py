@@ -9,6 +9,7 @@ from typing import Any
 from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
 from meshard.ops.array import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
 from meshard.ops.engine.eager import EAGER
+from meshard.ops.lax import elementwise as bits
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
 from meshard.ops.made import repeats
@@ -69,5 +70,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "transpose": shape.transpose,
     "update_at": update.update_at,
     "var": moments.var,
+    "view": bits.view,
 }
 install(EAGER, _METHODS)

@@ -32,6 +32,7 @@ from meshard.ops.engine.later import at_run_time, relaid
 from meshard.ops.engine.operand_mesh import named_sharding, replicated_beside
 from meshard.ops.reductions.distinct import Wanted, distinct
 from meshard.ops.reductions.scan import cumsum
+from meshard.ops.reductions.sort import argsort, searchsorted
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -467,26 +468,87 @@ def union1d(
     return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array | tuple[Array, Array, Array]: ...
 @checked
 def intersect1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
     assume_unique: bool = False,
+    return_indices: bool = False,
     *,
     size: int | None = None,
     fill_value: ArrayLike | None = None,
-) -> Array:
+) -> Any:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes.
+
+    Args:
+        ar1: the first array.
+        ar2: the second array.
+        assume_unique: accepted as in NumPy.
+        return_indices: also return where each first occurs in either flat array; beyond the
+            last of a known ``size`` there is the array's size, as in JAX.
+        size: how many to return, which also traced arrays have, as in `unique`.
+        fill_value: what fills the rest where there are no more.
 
     >>> import meshard.numpy as mnp
     >>> mnp.intersect1d(mnp.asarray([3, 1, 2]), mnp.asarray([2, 3])).tolist()
     [2, 3]
     """
     x, y = _both("intersect1d", ar1, ar2)
+    if return_indices:
+        return _common_places(x, y, size, fill_value)
     if size is not None:
         return _sized_set(*_distinct(x, y, among=True), size, fill_value)
     values = unique(x)
     return _in_set("intersect1d", values, y, among=True)
+
+
+def _common_places(x: Any, y: Any, size: int | None, fill_value: Any) -> tuple[Any, Any, Any]:
+    """Return what is in both flat arrays, and where it first is in each."""
+    if size is None:
+        x, y = (concrete(v, "intersect1d", GIVE_SIZE) for v in (x, y))
+        (mine, places), (others, theirs) = (unique(v, return_index=True) for v in (x, y))
+        chosen = regular(isin(mine, others))
+        found, first = kept(chosen, mine, places)
+        if not others.size:
+            return found, first, first
+        at = bind("minimum", searchsorted(others, found), others.size - 1)
+        return found, first, take(theirs, at)
+    values = intersect1d(x, y, size=size, fill_value=fill_value)
+    count = _sized_count(x, y)
+    missing = bind("greater_equal", np.arange(size), count)
+    lines = []
+    for v in (x, y):
+        order = argsort(v)
+        at = searchsorted(v, values, sorter=order) if v.size else np.zeros(size, np.int64)
+        where = take(order, at, mode="clip") if v.size else at
+        lines.append(bind("where", missing, v.size, where))
+    return values, lines[0], lines[1]
+
+
+def _sized_count(x: Any, y: Any) -> Any:
+    """Return how many distinct elements are in both arrays."""
+    _, chosen = _distinct(x, y, among=True)
+    return bind("astype", chosen, dtype=np.dtype(np.int64)).sum()
 
 
 @checked
