@@ -2,7 +2,8 @@
 
 Each device first finds the distinct ones among its own, so that no value leaves it twice. Samples
 cut their order into nearly equal parts; each part goes to one device, which finds the distinct
-ones of all that come, and answers with their places. Small ones all devices find for themselves.
+ones of all that come, and answers with their places. Few ones, such as the classes of labels, every
+process finds for itself, and has them whole.
 
 Whatever depends on values (counts and samples) is the same on every process, and so is the plan.
 """
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from meshard.algebra.box import Box
 from meshard.algebra.dimmap import DimMap
-from meshard.algebra.layout import Cuts, Layout, balanced_cuts
+from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.array.samplesort import known, sort_keys, told
@@ -142,24 +143,43 @@ def _own(
         first = _rises(ordered, _without_value(ordered), equal_nan)
         times = np.diff(np.flatnonzero(first), append=len(keys)) if wanted.counts else None
         return _Own(ordered[first].astype(rows.dtype, copy=False), None, times, None)
-    order = np.argsort(keys, kind="stable")
+    if numbers is not None and keys.dtype.kind == "c":  # of all NaN the first in order counts
+        order = np.lexsort((numbers, keys))
+    else:
+        order = np.argsort(keys, kind="stable")
     nan = _without_value(rows)
     first = _rises(keys[order], None if nan is None else nan[order], equal_nan)
     starts = np.flatnonzero(first)
+    return _Own(
+        rows[order[starts]],
+        _first_numbers(order, starts, numbers, keys.dtype.kind) if wanted.indices else None,
+        _times(order, starts, counts) if wanted.counts else None,
+        _places(order, first) if wanted.inverse else None,
+    )
+
+
+def _first_numbers(order: Ints, starts: Ints, numbers: Ints | None, kind: str) -> Ints:
+    """Return the number of the first of each stretch of equal rows."""
     found = order[starts]
-    own, times, places = None, None, None
-    if wanted.indices:
-        own = found
-        if numbers is not None and len(starts):
-            own = np.minimum.reduceat(numbers[order], starts)
-    if wanted.counts:
-        times = np.diff(starts, append=len(order))
-        if counts is not None and len(starts):
-            times = np.add.reduceat(counts[order], starts)
-    if wanted.inverse:
-        places = np.empty(len(order), np.int64)
-        places[order] = np.cumsum(first) - 1
-    return _Own(rows[found], own, times, places)
+    if numbers is None:
+        return found
+    if kind == "c" or not len(starts):
+        return numbers[found]
+    return np.minimum.reduceat(numbers[order], starts)
+
+
+def _times(order: Ints, starts: Ints, counts: Ints | None) -> Ints:
+    """Return how often the rows of each stretch occur."""
+    if counts is None or not len(starts):
+        return np.diff(starts, append=len(order))
+    return np.add.reduceat(counts[order], starts)
+
+
+def _places(order: Ints, first: Block) -> Ints:
+    """Return for each row, in their own order, the number of its stretch."""
+    found = np.empty(len(order), np.int64)
+    found[order] = np.cumsum(first) - 1
+    return found
 
 
 def _numbers(local: Ints, box: Box, shape: Sequence[int]) -> Ints:
@@ -225,10 +245,10 @@ class _Search:
         cuts = self._sizes(own)
         runs = self._arrays(own, cuts)
         ranks: Blocks
-        if sum(a < b for a, b in pairwise(cuts)) < 2:
-            results, ranks = runs, self._counting(own, cuts)
-        elif cuts[-1] and sum(r.nbytes for r in runs) <= GATHERED_SORT:
+        if self.cells > 1 and sum(r.nbytes for r in runs) <= GATHERED_SORT:
             results, ranks = self._gathered(runs, cuts)
+        elif sum(a < b for a, b in pairwise(cuts)) < 2:
+            results, ranks = runs, self._counting(own, cuts)
         else:
             results, ranks = self._exchanged(runs, cuts)
         rest = iter(results[1:])
@@ -271,10 +291,11 @@ class _Search:
     # arrays of one row for each distinct one
 
     def _kind(self, cuts: Cuts, dtype: Any, width: tuple[int, ...] = ()) -> ArrayType:
-        """Return the type of rows that are split like the operand."""
+        """Return the type of rows that are split like the operand, or whole on each device."""
         sharding = self.x.sharding
         if isinstance(sharding, NamedSharding):
-            placement = (Split(self.axes, cuts), *[Split((), (0, n)) for n in width])
+            axes = self.axes if len(cuts) > 2 else ()
+            placement = (Split(axes, cuts), *[Split((), (0, n)) for n in width])
             sharding = named_sharding(sharding.mesh, placement, sharding.memory_kind)
         return self.world.type_of((cuts[-1], *width), dtype, sharding, self.x.committed)
 
@@ -327,15 +348,13 @@ class _Search:
         return _own(blocks[0], self.wanted, self.equal_nan, numbers, counts)
 
     def _gathered(self, runs: Sequence[Array], cuts: Cuts) -> tuple[list[Array], Blocks]:
-        """Let each process find all that is distinct, and keep its part."""
+        """Let each process find all that is distinct, and keep it."""
         own = self._merged([known(r) for r in runs])
-        ends, every, held = balanced_cuts(len(own.rows), self.cells), range(self.cells), self.held
-        mine = [_part(own, slice(*ends[p : p + 2])) if p in held else None for p in every]
         ranks: list[Block | None] = [None] * self.cells
         if own.places is not None:
             for piece in self.held:
                 ranks[piece] = own.places[cuts[piece] : cuts[piece + 1]]
-        return self._arrays(mine, ends), tuple(ranks)
+        return self._arrays([own], (0, len(own.rows))), tuple(ranks)
 
     def _splitters(self, run: Array, cuts: Cuts) -> Block:
         """Choose keys that cut all rows into nearly equal parts, from samples of each run."""
@@ -401,12 +420,6 @@ class _Search:
 
 def _array(kind: ArrayType, blocks: Sequence[Block | None]) -> Array:
     return Array(kind, tuple(blocks))
-
-
-def _part(own: _Own, part: slice) -> _Own:
-    """Return a stretch of what was found."""
-    numbers = None if own.numbers is None else own.numbers[part]
-    return _Own(own.rows[part], numbers, None if own.counts is None else own.counts[part])
 
 
 def _some(block: Block | None) -> Block:

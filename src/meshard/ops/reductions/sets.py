@@ -287,7 +287,8 @@ def unique(
 
     Each device finds the distinct ones that it has; only these cross to other devices, each about
     once, and the places of the inverse come back. The result is split, too: each device keeps a
-    stretch of the sorted values. The shape depends on the values, unless ``size`` gives it.
+    stretch of the sorted values; up to 16 KB, such as the classes of labels, all devices have it
+    whole. The shape depends on the values, unless ``size`` gives it.
 
     Args:
         ar: the array.
