@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.engine.later import Advised, when_laid_out
 from meshard.ops.row import Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import ArrayLike, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block
 
 
 def _start(start: Any, size: int, length: int, wrap: bool) -> int:
@@ -79,6 +80,43 @@ def _update(x: Block, update: Block, *starts: Any, wrap: tuple[bool, ...]) -> Bl
 
 register(Op("dynamic_slice", _slice_rule, _slice, dtypes=same_dtype, style="view"))
 register(Op("dynamic_update_slice", _update_rule, _update, dtypes=same_dtype))
+
+
+@final
+class _Window(Advised):
+    """A slice whose place is traced: of a dim that is split, its rows come from where they are."""
+
+    def __init__(self, sizes: tuple[int, ...], wrap: tuple[bool, ...]) -> None:
+        self.sizes, self.wrap = sizes, wrap
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the slice."""
+        x, *starts = operands
+        for d, (n, m, cuts) in enumerate(zip(x.shape, self.sizes, x.aval.layout.cuts, strict=True)):
+            if 0 < m < n and len(cuts) > 2:
+                at = bind("positions_within", as_array(starts[d]), size=n, clamp=True)
+                if not self.wrap[d]:
+                    at = bind("where", bind("less", starts[d], 0), 0, at)
+                places = bind("add", bind("minimum", at, n - m), np.arange(m))
+                x, starts[d] = bind("gather", x, places, dims=(d,), at=d), 0
+        if x.shape == self.sizes:
+            return x
+        return bind("dynamic_slice", x, *starts, sizes=self.sizes, wrap=self.wrap)
+
+
+def window(x: Any, starts: Sequence[Any], sizes: tuple[int, ...], wrap: tuple[bool, ...]) -> Any:
+    """Return a slice of fixed size from places of which some are traced.
+
+    Args:
+        x: the array.
+        starts: for each dim the place; one outside is moved inside.
+        sizes: for each dim the size.
+        wrap: for each dim whether negative places count from the end.
+    """
+    if not isinstance(x.aval, ArrayType):  # a device's own, in a body
+        return bind("dynamic_slice", x, *starts, sizes=sizes, wrap=wrap)
+    given = [as_array(s) for s in starts]
+    return when_laid_out("window", _Window(sizes, wrap), x, *given)
 
 
 def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> list[Any]:
@@ -178,7 +216,7 @@ def dynamic_slice(
     wraps = _wraps(what, allow_negative_indices, x.ndim)
     starts = _starts(what, start_indices, x.shape, wraps)
     if is_traced(*starts):
-        return bind(what, x, *starts, sizes=sizes, wrap=wraps)
+        return window(x, starts, sizes, wraps)
     begins = [_start(s, n, m, w) for s, n, m, w in zip(starts, x.shape, sizes, wraps, strict=True)]
     if sizes == x.shape:
         return x

@@ -411,7 +411,7 @@ class _Search:
         maps = (DimMap(size, size, segments), *[DimMap.slice(n, None, None, 1) for n in width])
         source = Source(layout, maps)
         if world.ledgers:
-            own = self.x.sharding
+            own = self._kind(layout.cuts[0], dtype, tuple(width)).sharding
             move = Move(own, (own,), target, (source,), dtype.itemsize)
             wired(world, "unique", [move_wire(self.x.aval.str_short(), move)])
         part = assemble(target, [source], self.process_of, world.process_index)
