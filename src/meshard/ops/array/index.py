@@ -15,6 +15,7 @@ import numpy as np
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import IndexingError
+from meshard.ops.array.dynamic import window
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.dtypes.laws import same_dtype
@@ -476,7 +477,7 @@ def _cut_out(index: IndexParts) -> Any:
     starts = [index.arrays.get(d, 0) for d in range(x.ndim)]
     sizes = tuple([1 if d in index.arrays else n for d, n in enumerate(x.shape)])
     _, shape = index.gathered_shape(x.shape, ())
-    found = bind("dynamic_slice", x, *starts, sizes=sizes, wrap=(False,) * x.ndim)
+    found = window(x, starts, sizes, (False,) * x.ndim)
     return reshape(found, shape)
 
 
