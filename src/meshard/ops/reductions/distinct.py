@@ -138,6 +138,8 @@ def _own(
     """
     keys = _keys(rows)
     plain = rows.ndim == 1 and numbers is None and counts is None
+    if plain and _in_short_range(keys):
+        return _counted(keys, wanted)
     if plain and not wanted.indices and not wanted.inverse:
         ordered = np.sort(keys)
         first = _rises(ordered, _without_value(ordered), equal_nan)
@@ -156,6 +158,31 @@ def _own(
         _times(order, starts, counts) if wanted.counts else None,
         _places(order, first) if wanted.inverse else None,
     )
+
+
+def _in_short_range(keys: Block) -> bool:
+    """Whether keys are integers of which a table has about as many entries as there are keys."""
+    if not keys.size or keys.dtype.kind not in "iu":
+        return False
+    least, greatest = int(keys.min()), int(keys.max())
+    return greatest - least < 2 * keys.size and greatest < 1 << 62 and least > -(1 << 62)
+
+
+def _counted(keys: Block, wanted: Wanted) -> _Own:
+    """Find the distinct ones of integers in a short range by counting, without sorting."""
+    least = int(keys.min())
+    entries = keys.astype(np.int64) - least
+    counts = np.bincount(entries)
+    present = np.flatnonzero(counts)
+    first, places = None, None
+    if wanted.indices:
+        table = np.empty(len(counts), np.int64)
+        table[entries[::-1]] = np.arange(len(entries))[::-1]  # of equal ones the last one stays
+        first = table[present]
+    if wanted.inverse:
+        places = (np.cumsum(counts > 0) - 1)[entries]
+    rows = (present + least).astype(keys.dtype)
+    return _Own(rows, first, counts[present] if wanted.counts else None, places)
 
 
 def _first_numbers(order: Ints, starts: Ints, numbers: Ints | None, kind: str) -> Ints:
