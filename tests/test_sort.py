@@ -14,7 +14,7 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
 from meshard.ops.array import samplesort
 from meshard.ops.dtypes.promotion import SMALL_FLOATS
-from meshard.ops.reductions import partition, select, sort
+from meshard.ops.reductions import distinct, partition, select, sort
 from meshard.runtime.doors import bind
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P
@@ -54,7 +54,7 @@ def _order(value: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sort small arrays as such, or as if they were large."""
     if not request.param:
-        for module in (sort, samplesort):
+        for module in (sort, samplesort, distinct):
             monkeypatch.setattr(module, "GATHERED_SORT", -1)
         monkeypatch.setattr(select, "_pays", lambda x, axis, ranks: True)
 
@@ -329,11 +329,6 @@ def test_refusals() -> None:
         mnp.partition(x, 4, 0)
     with pytest.raises(ArgumentError, match="digitize: the bins must be edges that rise or fall"):
         mnp.digitize(x, np.array([1, 3, 2]))
-    with pytest.raises(
-        ArgumentError,
-        match=r"unique: axis must be None, got 0 of type int\. Distinct slices along a dim are not",
-    ):
-        mnp.unique(x, axis=0)
     with pytest.raises(
         ShapeError, match=r"extract: the condition of shape \(3,\) .* \(4, 2\) must have"
     ):

@@ -146,7 +146,6 @@ from meshard.ops.array.join import (
     concatenate as concatenate,
     flip as flip,
     hstack as hstack,
-    repeat as repeat,
     roll as roll,
     split as split,
     stack as stack,
@@ -299,6 +298,7 @@ from meshard.ops.made.grids import (
     c_ as c_,
     diag_indices_from as diag_indices_from,
     ix_ as ix_,
+    mask_indices as mask_indices,
     mgrid as mgrid,
     ogrid as ogrid,
     r_ as r_,
@@ -318,6 +318,7 @@ from meshard.ops.made.polynomials import (
     polysub as polysub,
     roots as roots,
 )
+from meshard.ops.made.repeats import repeat as repeat
 from meshard.ops.made.signals import (
     bartlett as bartlett,
     blackman as blackman,
@@ -326,6 +327,7 @@ from meshard.ops.made.signals import (
     gradient as gradient,
     hamming as hamming,
     hanning as hanning,
+    i0 as i0,
     kaiser as kaiser,
     sinc as sinc,
     unwrap as unwrap,

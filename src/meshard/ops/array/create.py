@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import choice_of, integer_of, shape_of
+from meshard.algebra.arguments import check_order, choice_of, integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.mesh import Mesh
@@ -136,6 +136,7 @@ def array(
     dtype: AnyDtypeLike = None,
     *,
     copy: bool | None = True,
+    order: str | None = "K",
     ndmin: int = 0,
     device: DeviceLike = None,
 ) -> Array:
@@ -145,18 +146,21 @@ def array(
         object: the value; it is copied, so that later changes to it do not show.
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         ndmin: the least number of dims; dims of size one are put in front.
         device: a Sharding or Device for the result, or ``x.device`` of another array, whose devices
             it goes to if it is not there; None for the default device, uncommitted.
 
     Raises:
         DtypeError: if the elements are not numbers.
-        ArgumentError: if ``copy`` is False and the value is not such an array already.
+        ArgumentError: if ``copy`` is False and the value is not such an array already, or the
+            order is ``"F"``.
 
     >>> import meshard.numpy as mnp
     >>> mnp.array([[1, 2], [3, 4]]).shape
     (2, 2)
     """
+    check_order(order, "array")
     if not 0 <= ndmin <= _MOST_DIMS:
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
@@ -189,19 +193,25 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: DeviceLike = None
+    a: Any,
+    dtype: AnyDtypeLike = None,
+    *,
+    copy: bool | None = None,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
-    """Make an array; one that is an array already stays where it is.
+    """Make an array; one that is an array already stays where it is. Takes what `array` takes.
 
     >>> import meshard.numpy as mnp
     >>> mnp.asarray([1.0, 2.0]).dtype
     dtype('float64')
     """
+    check_order(order, "asarray")
     return array(a, dtype, copy=copy, device=device)
 
 
-def copy(a: ArrayLike) -> Array:
-    """Return an equal array with the same sharding.
+def copy(a: ArrayLike, order: str | None = "K") -> Array:
+    """Return an equal array with the same sharding; an ``order`` is taken as `array` takes it.
 
     >>> import meshard.numpy as mnp
     >>> x = mnp.arange(3)
@@ -210,6 +220,7 @@ def copy(a: ArrayLike) -> Array:
     >>> y.tolist()  # outlives x
     [0, 1, 2]
     """
+    check_order(order, "copy")
     return as_array(a).copy()
 
 
@@ -219,6 +230,7 @@ def full(
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     device: DeviceLike = None,
 ) -> Array:
     """Make an array of one value.
@@ -227,6 +239,7 @@ def full(
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; or ``x.device`` of another array, on whose
             devices it is split like that one, as far as its shape allows.
 
@@ -234,6 +247,7 @@ def full(
     >>> mnp.full((2,), 7).tolist()
     [7, 7]
     """
+    check_order(order, "full")
     sizes = shape_of(shape, "full")
     if has_devices(fill_value):
         return _spread(fill_value, sizes, dtype, device)
@@ -274,15 +288,25 @@ class Constant(Protocol):
     """A function that makes an array of one number."""
 
     def __call__(
-        self, shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+        self,
+        shape: ShapeLike,
+        dtype: AnyDtypeLike = None,
+        *,
+        order: str | None = None,
+        device: DeviceLike = None,
     ) -> Array:
         """Make an array of it."""
 
 
 def _constant_of(name: str, number: float) -> Constant:
     def function(
-        shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+        shape: ShapeLike,
+        dtype: AnyDtypeLike = None,
+        *,
+        order: str | None = None,
+        device: DeviceLike = None,
     ) -> Array:
+        check_order(order, name)
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
@@ -292,6 +316,7 @@ def _constant_of(name: str, number: float) -> Constant:
     Args:
         shape: the global shape.
         dtype: the dtype.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
@@ -313,6 +338,7 @@ def full_like(
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -322,6 +348,7 @@ def full_like(
         a: the other array, or a `meshard.ShapeDtypeStruct`.
         fill_value: the value, or values that broadcast to the shape.
         dtype: another dtype.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         shape: another shape. The result is on the same devices, split alike if it has as many
             dims and they can be divided so; otherwise it is whole on each device.
         device: a Sharding or Device for the result instead.
@@ -330,6 +357,7 @@ def full_like(
     >>> mnp.full_like(mnp.arange(3), 7).tolist()
     [7, 7, 7]
     """
+    check_order(order, "full_like")
     x: Any = a if isinstance(a, ShapeDtypeStruct) else as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else shape_of(shape, "full_like")
@@ -387,6 +415,7 @@ def zeros_like(
     a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -396,6 +425,7 @@ def zeros_like(
     >>> mnp.zeros_like(mnp.ones(2)).tolist()
     [0.0, 0.0]
     """
+    check_order(order, "zeros_like")
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
@@ -404,6 +434,7 @@ def ones_like(
     a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -413,6 +444,7 @@ def ones_like(
     >>> mnp.ones_like(mnp.arange(2)).tolist()
     [1, 1]
     """
+    check_order(order, "ones_like")
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
@@ -421,6 +453,7 @@ def empty_like(
     a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -430,6 +463,7 @@ def empty_like(
     >>> mnp.empty_like(mnp.ones((2, 3))).shape
     (2, 3)
     """
+    check_order(order, "empty_like")
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
@@ -756,7 +790,13 @@ _ROWS_BELOW = 64
 
 @checked
 def eye(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = None,
+    *,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make a matrix with ones on one diagonal and zeros elsewhere.
 
@@ -765,12 +805,14 @@ def eye(
         M: the number of columns; by default that of the rows.
         k: the diagonal; 0 is the main one, positive ones are above it.
         dtype: the dtype; by default the default float.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
     >>> mnp.eye(2, 3, k=1, dtype=int).tolist()
     [[0, 1, 0], [0, 0, 1]]
     """
+    check_order(order, "eye")
     return _by_position("eye", (N, M), dtype, device, (operator.eq, _diagonal), k)
 
 
@@ -787,7 +829,13 @@ def identity(n: int, dtype: DtypeLike = None) -> Array:
 
 @checked
 def tri(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = None,
+    *,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make a matrix with ones at and below a diagonal, zeros elsewhere; takes what `eye` takes.
 

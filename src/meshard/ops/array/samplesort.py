@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
@@ -101,7 +102,8 @@ def everywhere(
 
 def regular(x: Array) -> Array:
     """Return the array on a mesh or one device; only an array laid out by boxes is moved."""
-    if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
+    boxed = isinstance(x.sharding, BoxSharding)  # which is of one shape
+    if isinstance(x.sharding, NamedSharding) or (x.aval.layout.piece_count == 1 and not boxed):
         return x
     found: Array = bind("astype", x, dtype=x.dtype)
     return found
@@ -394,6 +396,24 @@ def _merged(
     tasks = [partial(merge, i) for i, b in enumerate(blocks[0]) if b is not None]
     _run_tasks(world, tasks, nbytes)
     return [tuple(r) for r in results]
+
+
+def told(numbers: Sequence[Sequence[int] | None], x: Array, axes: tuple[str, ...]) -> Block:
+    """Tell all processes some numbers of each part of a dim, one row for each part.
+
+    Args:
+        numbers: those of the parts that are here.
+        x: an array on the devices that take part.
+        axes: the axes that split the dim.
+    """
+    blocks = [None if n is None else np.asarray(n, np.int64)[None] for n in numbers]
+    width = next((b.shape[1] for b in blocks if b is not None), 0)
+    sharding, count = x.sharding, len(numbers)
+    if isinstance(sharding, NamedSharding):
+        placement = (Split(axes, tuple(range(count + 1))), Split((), (0, width)))
+        sharding = named_sharding(sharding.mesh, placement, sharding.memory_kind)
+    kind = here().type_of((count, width), np.dtype(np.int64), sharding, x.committed)
+    return known(Array(kind, tuple(blocks)))
 
 
 # the elements where a mask is true

@@ -12,7 +12,7 @@ from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.ops.array import elementwise
 from meshard.ops.array.index import getitem
-from meshard.ops.array.join import concatenate, flip, repeat
+from meshard.ops.array.join import concatenate, each_repeated, flip
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.checked import DtypeLike
@@ -242,7 +242,7 @@ def _dealt(even: Any, odd: Any, dim: int, size: int) -> Any:
     """Return elements of two arrays by turns along a dim."""
     head = ((None, None, 1),) * dim
     tail = ((None, None, 1),) * (even.ndim - dim - 1)
-    base = _part(repeat(even.astype(odd.dtype, copy=False), 2, dim), dim, 0, size)
+    base = _part(each_repeated(even.astype(odd.dtype, copy=False), dim, 2), dim, 0, size)
     return bind("overlay", base, odd, slices=(*head, (1, None, 2), *tail))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import described, integer_of, is_text, shown
+from meshard.algebra.arguments import check_order, described, integer_of, is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
@@ -278,8 +278,9 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
         """Do nothing: the data is on the host."""
         self._live()
 
-    def copy(self) -> Array:
+    def copy(self, order: str | None = "C") -> Array:
         """Return an equal array with the same sharding, which outlives this one's deletion."""
+        check_order(order, "copy")
         return Array(self._type, self._live())
 
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:

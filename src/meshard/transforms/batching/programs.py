@@ -198,6 +198,8 @@ def _of_all(call: WholeCall, size: int) -> WholeCall:
     if isinstance(call.function, Around):
         return replace(call, function=call.function.of(_of_all(call.function.call, size)))
     params = dict(call.params)
+    if "examples" in params:
+        params["examples"] += 1
     if "dim" in params:
         params["dim"] += 1
     elif "work" in params:
