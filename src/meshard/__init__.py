@@ -116,6 +116,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         random as random,
         resharding as resharding,
         tree_util as tree_util,
+        scipy as scipy,
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
@@ -181,6 +182,7 @@ else:
             "meshard.optim",
             "meshard.random",
             "meshard.resharding",
+            "meshard.scipy",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
             "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",
