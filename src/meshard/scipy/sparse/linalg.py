@@ -13,7 +13,8 @@ import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.transforms.solvers.gmres import gmres as gmres
-from meshard.transforms.solvers.krylov import bicgstab as bicgstab, cg as cg
+from meshard.transforms.solvers.krylov import bicgstab as bicgstab
+from meshard.transforms.solvers.krylov import cg as cg
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -17,10 +17,10 @@ import numpy as np
 from meshard.algebra.arguments import choice_of, integer_of
 from meshard.ops.array.create import asarray, eye, zeros
 from meshard.ops.array.elementwise import isnan, maximum, minimum, sqrt, where
-from meshard.ops.made.pads import pad
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.ops.linalg.contract import contract
 from meshard.ops.linalg.decompose import qr, solve
+from meshard.ops.made.pads import pad
 from meshard.runtime import trees
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import fori_loop, while_loop

@@ -57,7 +57,7 @@ def starting(
 
 
 def _unfollowed(M: Operator, like: Vector) -> Operator:
-    """Return a preconditioner by whose values nothing is differentiated: none changes a solution."""
+    """Return a preconditioner whose values are constants: none of them changes a solution."""
     function, captured = closure_convert(M, like)
     values = stop_gradient(captured)
     return lambda x: function(x, *values)
@@ -97,6 +97,11 @@ def _cg(A: Operator, b: Vector, *, x0: Vector, limits: tuple[Any, Any, Any], M: 
     return while_loop(goes_on, turn, start)[0]
 
 
+def _ratio(a: Any, b: Any) -> Any:
+    """Return a quotient; zero where there is none."""
+    return where(b == 0, 0, a / where(b == 0, 1, b))
+
+
 def _bicgstab(
     A: Operator, b: Vector, *, x0: Vector, limits: tuple[Any, Any, Any], M: Operator
 ) -> Vector:
@@ -114,12 +119,12 @@ def _bicgstab(
         p = add(r, times(new / rho * alpha / omega, subtract(p, times(omega, q))))
         ahead = M(p)
         q = A(ahead)
-        alpha = new / product(shadow, q)
+        alpha = _ratio(new, product(shadow, q))
         s = subtract(r, times(alpha, q))
         early = real_product(s, s) < least
         between = M(s)
         t = A(between)
-        omega = product(t, s) / product(t, t)
+        omega = _ratio(product(t, s), product(t, t))
         half = add(x, times(alpha, ahead))
         x = chosen(early, half, add(half, times(omega, between)))
         r = chosen(early, s, subtract(s, times(omega, t)))
