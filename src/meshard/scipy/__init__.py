@@ -1,4 +1,4 @@
-"""Functions with the names of SciPy and of ``jax.scipy``, on arrays that are spread over devices."""
+"""Functions with the names of SciPy and of ``jax.scipy``, on arrays spread over devices."""
 
 import typing as _typing
 

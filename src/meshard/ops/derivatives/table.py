@@ -14,6 +14,7 @@ from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
+from meshard.ops.derivatives.sparse import SPARSE
 from meshard.ops.derivatives.sums import LATE, SUMS
 
 _FLAT = """
@@ -41,6 +42,7 @@ DERIVATIVES: dict[str, Derivative] = {
     **SUMS,
     **LINALG,
     **RANDOM,
+    **SPARSE,
 }
 """The derivative of each row."""
 

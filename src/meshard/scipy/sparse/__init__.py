@@ -3,6 +3,8 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
+from meshard.ops.sparse.halo import Halo as Halo
+from meshard.ops.sparse.matrix import SparseRows as SparseRows
 from meshard.scipy.sparse import linalg as linalg
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
