@@ -113,8 +113,8 @@ def place_of(what: str, shape: tuple[int, int], sharding: Any, column_sharding: 
     axes = own.spec.axes(2)
     if len(layout.cuts[1]) > 2:
         raise ShardingError(
-            f"{what}: {own!r} splits the columns of the matrix over {axes[1]}; a SparseRows is split "
-            "by rows. Write NamedSharding(mesh, P(axes of the rows))."
+            f"{what}: {own!r} splits the columns of the matrix over {axes[1]}; a SparseRows is "
+            "split by rows. Write NamedSharding(mesh, P(axes of the rows))."
         )
     rows = layout.cuts[0]
     if column_sharding is None:
@@ -124,9 +124,9 @@ def place_of(what: str, shape: tuple[int, int], sharding: Any, column_sharding: 
     cuts, used = other.layout((shape[1],)).cuts[0], other.spec.axes(1)[0]
     if other.mesh != own.mesh or used != axes[0]:
         raise ShardingError(
-            f"{what}: the rows are split over {axes[0]} of {own.mesh!r}, but column_sharding splits "
-            f"vectors over {used} of {other.mesh!r}; both must be split over the same axes of one "
-            "mesh. Only the cuts may differ."
+            f"{what}: the rows are split over {axes[0]} of {own.mesh!r}, but column_sharding "
+            f"splits vectors over {used} of {other.mesh!r}; both must be split over the "
+            "same axes of one mesh. Only the cuts may differ."
         )
     return Place(own, axes[0], rows, cuts)
 

@@ -197,10 +197,19 @@ class _Gathering(_Product):
             if route in came:
                 own[...] = came[route]
             elif count:
-                rows = needed[first : first + count] - self.halo.columns[source]
-                _block(x, route[1]).take(rows, axis=0, out=own, mode="clip")
+                rows, start = needed[first : first + count], self.halo.columns[source]
+                _taken(_block(x, route[1]), rows, start, own)
             first += count
         return found
+
+
+def _taken(x: Block, rows: Block, start: int, out: Block) -> None:
+    """Copy rows of a block, of which the first has a number; they are distinct and in order."""
+    low, high = int(rows[0]) - start, int(rows[-1]) + 1 - start
+    if high - low == len(rows):
+        out[...] = x[low:high]
+    else:
+        x.take(rows - start, axis=0, out=out, mode="clip")
 
 
 @final
