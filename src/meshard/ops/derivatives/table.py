@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import meshard.ops.fft
 import meshard.ops.lax.elementwise
-import meshard.ops.lax.special  # noqa: F401
+import meshard.ops.lax.special
+import meshard.ops.sparse.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LINALG

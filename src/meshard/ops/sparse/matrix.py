@@ -18,18 +18,18 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.info import result_type
-from meshard.ops.derivatives.shapes import in_body
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.sparse import rows as _rows  # noqa: F401  (products bind its rows)
 from meshard.ops.sparse.build import Builder, Structure, place_of, scipy_sparse
 from meshard.ops.sparse.halo import Halo
 from meshard.ops.sparse.kernels import check_dtype
 from meshard.runtime.array.array import to_numpy
+from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.make import device_put
 from meshard.runtime.moving.place import as_array, made_of
 from meshard.runtime.tree_nodes import register_pytree_node
-from meshard.runtime.types import Block, dtype_name
+from meshard.runtime.types import ArrayType, Block, dtype_name
 from meshard.runtime.world import here
 
 _NUMBERS = (int, float, complex, np.generic)
@@ -272,7 +272,7 @@ class SparseRows:
                 f"{what}: a matrix of shape {shape} is multiplied by vectors of {shape[1]} "
                 f"elements, and by matrices of {shape[1]} rows; got an array of shape {x.shape}."
             )
-        if in_body(x) or in_body(values):
+        if _in_body(x) or _in_body(values):
             raise ArgumentError(
                 f"{what}: a SparseRows belongs to all devices of its mesh, so that no device alone "
                 "can multiply it in the body of a shard_map. Multiply outside of the body, at once "
@@ -409,6 +409,11 @@ class SparseRows:
             f"SparseRows(shape={self.shape}, nnz={self.nnz}, dtype={dtype_name(self.dtype)}, "
             f"{told} over {', '.join(self.halo.axes)}: {self.halo.parts} parts)"
         )
+
+
+def _in_body(x: Any) -> bool:
+    """Whether a value is one of a `shard_map` body."""
+    return isinstance(x, Traced) and not isinstance(x.aval, ArrayType)
 
 
 def _is_number(x: Any) -> bool:

@@ -235,8 +235,8 @@ class Times(_Gathering):
         def one(piece: int) -> None:
             part, _ = self.setting.place(piece)
             own = self.entries(piece, _block(needed, part), x, came)
-            rows = [_block(b, part) for b in (values, columns, starts)]
-            results[piece] = times(*rows, own)
+            block = _block(values, part), _block(columns, part), _block(starts, part)
+            results[piece] = times(*block, own)
 
         _run(world, [partial(one, p) for p in self.held(world)], values)
         return tuple(results)
@@ -293,9 +293,9 @@ class Back(_Product):
 
         def make(piece: int) -> None:
             part, _ = setting.place(piece)
-            rows = [_block(b, part) for b in (values, columns, starts)]
+            block = _block(values, part), _block(columns, part), _block(starts, part)
             width = len(_block(needed, part))
-            made[piece] = transposed_times(*rows, _block(y, piece), width)
+            made[piece] = transposed_times(*block, _block(y, piece), width)
 
         here = setting.parties.held(setting.source, world.process_index)
         _run(world, [partial(make, p) for p in here], values)

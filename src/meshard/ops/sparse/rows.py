@@ -50,38 +50,21 @@ def _dtype(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
     return (found,)
 
 
-def _times(
-    columns: Block,
-    starts: Block,
-    needed: Block,
-    sends: Block,
-    values: Block,
-    x: Block,
-    *,
-    halo: Halo,
-) -> Block:
+def _times(*blocks: Block, halo: Halo) -> Block:
     """Multiply on one device, which has all rows."""
+    columns, starts, needed, _, values, x = blocks
     return times(values, columns, starts, x.take(needed, axis=0))
 
 
-def _back(
-    columns: Block,
-    starts: Block,
-    needed: Block,
-    sends: Block,
-    values: Block,
-    y: Block,
-    *,
-    halo: Halo,
-) -> Block:
+def _back(*blocks: Block, halo: Halo) -> Block:
+    columns, starts, needed, _, values, y = blocks
     found = np.zeros((halo.shape[1], *y.shape[1:]), y.dtype)
     found[needed] = transposed_times(values, columns, starts, y, len(needed))
     return found
 
 
-def _sampled(
-    columns: Block, starts: Block, needed: Block, sends: Block, y: Block, x: Block, *, halo: Halo
-) -> Block:
+def _sampled(*blocks: Block, halo: Halo) -> Block:
+    columns, starts, needed, _, y, x = blocks
     return sampled(columns, starts, y, x.take(needed, axis=0))
 
 

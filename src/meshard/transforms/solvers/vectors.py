@@ -109,7 +109,7 @@ def operator_of(given: Any, what: str, name: str) -> Operator:
         )
     matrix = isinstance(given, (Array, Traced)) or hasattr(given, "__array__")
     if callable(given) and not matrix:
-        return given  # type: ignore[no-any-return]
+        return given
     shape = getattr(given, "shape", None)
     if not hasattr(given, "__matmul__") or shape is None:
         raise ArgumentError(
