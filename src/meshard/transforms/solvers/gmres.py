@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import choice_of, integer_of
-from meshard.ops.array.create import asarray, eye, zeros
+from meshard.ops.array.create import arange, asarray, eye, zeros
 from meshard.ops.array.elementwise import isnan, maximum, minimum, sqrt, where
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.ops.linalg.contract import contract
@@ -23,7 +23,7 @@ from meshard.ops.linalg.decompose import qr, solve
 from meshard.ops.made.pads import pad
 from meshard.runtime import trees
 from meshard.transforms.custom.solving import custom_linear_solve
-from meshard.transforms.flow.control_flow import fori_loop, while_loop
+from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.solvers.krylov import starting, turns_of
 from meshard.transforms.solvers.vectors import (
     Operator,
@@ -139,11 +139,11 @@ def _without_last(basis: Vector) -> Vector:
     return combined(lambda own: own[:-1], basis)
 
 
-def _turned(row: Any, k: Any, cosine: Any, sine: Any) -> Any:
-    """Return a row with two neighbouring elements turned."""
-    a, b = row[k], row[k + 1]
-    row = row.at[k].set(cosine.conj() * a - sine.conj() * b)
-    return row.at[k + 1].set(sine * a + cosine * b)
+def _turned(x: Any, k: Any, cosine: Any, sine: Any) -> Any:
+    """Return an array of which two neighbouring rows are turned."""
+    a, b = x[k], x[k + 1]
+    x = x.at[k].set(cosine.conj() * a - sine.conj() * b)
+    return x.at[k + 1].set(sine * a + cosine * b)
 
 
 def _rotation(a: Any, b: Any) -> tuple[Any, Any]:
@@ -168,20 +168,20 @@ def _incremental(
         return (state[0] < restart) & (state[1] > least)
 
     def turn(state: Any) -> Any:
-        k, _, basis, R, right, turns = state
+        k, _, basis, R, turns = state
         basis, H, _ = _arnoldi(k, A, M, basis, R)
-        row = fori_loop(0, k, lambda i, row: _turned(row, i, turns[i, 0], turns[i, 1]), H[k])
+        row = turns @ H[k]
         cosine, sine = _rotation(row[k], row[k + 1])
-        turns = turns.at[k, 0].set(cosine).at[k, 1].set(sine)
+        turns = _turned(turns, k, cosine, sine)
         R = R.at[k, :].set(_turned(row, k, cosine, sine))
-        right = _turned(right, k, cosine, sine)
-        return k + 1, abs(right[k + 1]), basis, R, right, turns
+        return k + 1, abs(turns[k + 1, 0]) * length, basis, R, turns
 
-    right = zeros(restart + 1, kind).at[0].set(length.astype(kind))
-    R, turns = eye(restart, restart + 1, dtype=kind), zeros((restart, 2), kind)
-    start = 0, length, _basis(unit, restart), R, right, turns
-    _, _, basis, R, right, _ = while_loop(goes_on, turn, start)
-    return _sum(_without_last(basis), solve(R[:, :-1].T, right[:-1]))
+    # All turns so far, as one matrix, turn each new row at once.
+    R, turns = eye(restart, restart + 1, dtype=kind), eye(restart + 1, dtype=kind)
+    start = 0, length, _basis(unit, restart), R, turns
+    k, _, basis, R, turns = while_loop(goes_on, turn, start)
+    right = where(arange(restart) < k, turns[:-1, 0] * length.astype(kind), 0)
+    return _sum(_without_last(basis), solve(R[:, :-1].T, right))
 
 
 _METHODS: dict[str, Callable[..., Vector]] = {"batched": _batched, "incremental": _incremental}
