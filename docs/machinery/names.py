@@ -69,7 +69,6 @@ GROUPS = {
     "transforms.solvers.krylov": "Linear systems",
     "transforms.solvers.gmres": "Linear systems",
     "ops.sparse.matrix": "Sparse matrices",
-    "ops.sparse.halo": "Sparse matrices",
     "ops.optim.transformations": "Transformations of gradients",
     "ops.optim.schedules": "Schedules",
     "ops.random.keys": "Keys",

@@ -14,9 +14,11 @@ from typing import final
 
 import numpy as np
 
+from meshard.algebra.arguments import count_of
 from meshard.algebra.layout import Cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
+from meshard.runtime.types import any_dtype_of
 
 
 @final
@@ -114,8 +116,12 @@ class Halo:
         Args:
             dtype: the dtype of the vector.
             width: the number of vectors that are multiplied at once.
+
+        Raises:
+            DtypeError: if ``dtype`` is not a dtype.
+            ArgumentError: if ``width`` is below 0.
         """
-        size = np.dtype(dtype).itemsize * width  # type: ignore[call-overload]
+        size = any_dtype_of(dtype, "Halo.nbytes").itemsize * count_of(width, "Halo.nbytes", "width")
         return self.received(size)
 
     def received(self, size: int, *, transposed: bool = False) -> dict[int, int]:

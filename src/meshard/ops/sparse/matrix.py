@@ -29,7 +29,7 @@ from meshard.runtime.doors import bind
 from meshard.runtime.moving.make import device_put
 from meshard.runtime.moving.place import as_array, made_of
 from meshard.runtime.tree_nodes import register_pytree_node
-from meshard.runtime.types import ArrayType, Block, dtype_name
+from meshard.runtime.types import ArrayType, Block, any_dtype_of, dtype_name
 from meshard.runtime.world import here
 
 _NUMBERS = (int, float, complex, np.generic)
@@ -167,7 +167,7 @@ class SparseRows:
         function_of(callback, what, "callback")
         own = _two_dims(shape, what)
         place = place_of(what, own, sharding, column_sharding)
-        wanted = None if dtype is None else np.dtype(dtype)
+        wanted = None if dtype is None else any_dtype_of(dtype, what)
         builder = Builder(what, own, place, wanted)
         structure, data = builder.made(lambda start, stop: callback(slice(start, stop)))
         return cls._made(data, structure)
@@ -238,7 +238,7 @@ class SparseRows:
         Raises:
             DtypeError: if SciPy has no products of it.
         """
-        wanted = np.dtype(dtype)
+        wanted = any_dtype_of(dtype, "SparseRows.astype")
         check_dtype(wanted, "SparseRows.astype")
         return self.with_data(self._data.astype(wanted))
 

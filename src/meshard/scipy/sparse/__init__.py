@@ -3,7 +3,6 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.ops.sparse.halo import Halo as Halo
 from meshard.ops.sparse.matrix import SparseRows as SparseRows
 from meshard.scipy.sparse import linalg as linalg
 

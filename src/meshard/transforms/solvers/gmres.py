@@ -17,14 +17,13 @@ import numpy as np
 from meshard.algebra.arguments import choice_of, integer_of
 from meshard.ops.array.create import arange, asarray, eye, zeros
 from meshard.ops.array.elementwise import isnan, maximum, minimum, sqrt, where
-from meshard.ops.lax.reduce import stop_gradient
 from meshard.ops.linalg.contract import contract
 from meshard.ops.linalg.decompose import qr, solve
 from meshard.ops.made.pads import pad
 from meshard.runtime import trees
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import while_loop
-from meshard.transforms.solvers.krylov import starting, turns_of
+from meshard.transforms.solvers.krylov import Limits, limits_of, starting
 from meshard.transforms.solvers.vectors import (
     Operator,
     Vector,
@@ -194,7 +193,7 @@ def _gmres(
     x0: Vector,
     M: Operator,
     within: Callable[..., Vector],
-    limits: tuple[Any, Any, Any],
+    limits: Limits,
 ) -> Vector:
     """Solve by steps in one space after the other, until the residual is small."""
     tol, atol, most = limits
@@ -270,7 +269,7 @@ def gmres(
     size = sum(leaf.size for leaf in trees.leaves(right))
     restart = min(integer_of(restart, what, "restart", least=1), size)
     within = partial(_METHODS[solve_method], restart=restart)
-    limits = *stop_gradient((tol, atol)), turns_of(maxiter, right, what)
+    limits = limits_of(what, tol, atol, maxiter, right)
     way = partial(_gmres, x0=start, M=other, within=within, limits=limits)
     x = custom_linear_solve(own, right, way, way)
     return x, where(isnan(norm(x)), -1, 0)

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from meshard.algebra.arguments import integer_of
+from meshard.algebra.arguments import count_of, number_of
 from meshard.ops.array.create import asarray, zeros_like
 from meshard.ops.array.elementwise import maximum, square, where
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.runtime import trees
+from meshard.runtime.array.array import Array
+from meshard.runtime.array.traced import Traced
 from meshard.transforms.custom.gradient import closure_convert
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import while_loop
@@ -63,16 +65,33 @@ def _unfollowed(M: Operator, like: Vector) -> Operator:
     return lambda x: function(x, *values)
 
 
-def turns_of(maxiter: Any, b: Vector, what: str) -> Any:
-    """Return the most turns of a loop: those asked for, or ten for each unknown, as in SciPy."""
+Limits = tuple[Any, Any, Any]
+"""The tolerances, relative and absolute, and the most turns of a loop."""
+
+
+def limits_of(what: str, tol: Any, atol: Any, maxiter: Any, b: Vector) -> Limits:
+    """Return when a solver ends; nothing is differentiated by that.
+
+    By default there are ten turns for each unknown, as in SciPy. All may be arrays without dims.
+
+    Raises:
+        ArgumentError: if a tolerance is not a number, or ``maxiter`` is not an integer from 0.
+    """
     if maxiter is None:
-        return 10 * sum(leaf.size for leaf in trees.leaves(b))
-    if isinstance(maxiter, int):
-        return integer_of(maxiter, what, "maxiter", least=0)
-    return maxiter  # a traced number
+        most = 10 * sum(leaf.size for leaf in trees.leaves(b))
+    else:
+        most = maxiter if _is_scalar(maxiter, "iu") else count_of(maxiter, what, "maxiter")
+    pairs = (("tol", tol), ("atol", atol))
+    own = [x if _is_scalar(x, "iuf") else number_of(x, what, name) for name, x in pairs]
+    return (*stop_gradient((own[0], own[1])), most)
 
 
-def _cg(A: Operator, b: Vector, *, x0: Vector, limits: tuple[Any, Any, Any], M: Operator) -> Vector:
+def _is_scalar(x: Any, kinds: str) -> bool:
+    """Whether a value is an array without dims, of some kinds of numbers."""
+    return isinstance(x, (Array, Traced)) and x.shape == () and x.dtype.kind in kinds
+
+
+def _cg(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator) -> Vector:
     """Solve by conjugate gradients (Hestenes and Stiefel, 1952), preconditioned."""
     tol, atol, most = limits
     least = maximum(square(tol) * real_product(b, b), square(atol))
@@ -102,9 +121,7 @@ def _ratio(a: Any, b: Any) -> Any:
     return where(b == 0, 0, a / where(b == 0, 1, b))
 
 
-def _bicgstab(
-    A: Operator, b: Vector, *, x0: Vector, limits: tuple[Any, Any, Any], M: Operator
-) -> Vector:
+def _bicgstab(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator) -> Vector:
     """Solve by stabilized biconjugate gradients (van der Vorst, 1992), preconditioned."""
     tol, atol, most = limits
     least = maximum(square(tol) * real_product(b, b), square(atol))
@@ -141,7 +158,7 @@ def _solved(
     what: str,
     method: Callable[..., Vector],
     given: tuple[Any, Any, Any, Any],
-    limits: tuple[Any, Any, Any],
+    limits: Limits,
     *,
     hermitian: bool,
 ) -> tuple[Any, None]:
@@ -156,7 +173,7 @@ def _solved(
     """
     own, right, start, other = starting(what, *given)
     tol, atol, maxiter = limits
-    found = *stop_gradient((tol, atol)), turns_of(maxiter, right, what)
+    found = limits_of(what, tol, atol, maxiter, right)
     solve = partial(method, x0=start, limits=found, M=other)
     real = not any(leaf.dtype.kind == "c" for leaf in trees.leaves(right))
     x = custom_linear_solve(own, right, solve, solve, symmetric=hermitian and real)
