@@ -178,9 +178,11 @@ LARGE_ONLY = {
     *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
     *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
     *("search_pieces", "stop_gradient"),
+    *("sparse_times", "sparse_times_transposed", "sparse_sampled"),
 }
-"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
-of two operands that are split alike, which they seldom have (see test_rows.py).
+"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), of
+two operands that are split alike, which they seldom have (see test_rows.py), and of sparse matrices
+(see test_sparse.py).
 """
 
 
