@@ -50,6 +50,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
     (3, 3, 2): (
         *("reduce", "move", "gda", "random", "split_concatenate", "fft", "einsum", "named_axes"),
         "ledger",
+        "solvers",
     ),
     (1, 5, 2): ("reshard", "process_local", "collectives", "place", "same_values"),
     (2, 2, 2, 2): (
@@ -61,6 +62,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         "uneven_map",
         "callbacks",
     ),
+    (2, 2, 2, 2): ("collectives", "shard_map", "move", "reshard", "sort", "sparse"),
     (1,) * 8: ("reshard", "exchanges"),
 }
 """What `make test` runs in each job: every suite in one, those that move most in two."""
