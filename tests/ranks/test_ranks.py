@@ -50,7 +50,6 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
     (3, 3, 2): (
         *("reduce", "move", "gda", "random", "split_concatenate", "fft", "einsum", "named_axes"),
         "ledger",
-        "solvers",
     ),
     (1, 5, 2): ("reshard", "process_local", "collectives", "place", "same_values"),
     (2, 2, 2, 2): (
