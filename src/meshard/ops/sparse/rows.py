@@ -20,7 +20,7 @@ from meshard.ops.engine.operand_mesh import OperandMesh, way_to
 from meshard.ops.exchange.parties import Parties
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.ops.sparse.halo import Halo
-from meshard.ops.sparse.kernels import sampled, times, transposed_times
+from meshard.ops.sparse.kernels import check_dtype, sampled, times, transposed_times
 from meshard.ops.sparse.products import Back, Sampled, Setting, Times
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld
@@ -71,7 +71,13 @@ def _sampled(*blocks: Block, halo: Halo) -> Block:
 def _decide(
     world: RuntimeWorld, op: Op, types: Sequence[ArrayType], params: Params
 ) -> ExchangeDecision:
-    """Work out what a product does."""
+    """Work out what a product does.
+
+    Raises:
+        DtypeError: if SciPy has no products of the dtype.
+        IncompatibleDevicesError: if an operand is committed to other devices than the matrix.
+    """
+    check_dtype(types[-1].dtype, op.name)
     return _Deciding(world, op, types, params["halo"]).decision()
 
 
