@@ -13,7 +13,15 @@ import scipy.sparse as sp
 import meshard
 import meshard.numpy as mnp
 from meshard import NamedSharding, P, debug
-from meshard.errors import ArgumentError, DtypeError, MeshardError, ShapeError, ShardingError
+from meshard.errors import (
+    ArgumentError,
+    BudgetError,
+    DtypeError,
+    IncompatibleDevicesError,
+    MeshardError,
+    ShapeError,
+    ShardingError,
+)
 from meshard.runtime.simulated import simulate
 from meshard.scipy.sparse import SparseRows
 from meshard.scipy.sparse.linalg import cg
@@ -367,6 +375,48 @@ def test_a_callback_that_fails_on_one_process_fails_on_all() -> None:
     found = simulate(4, 1, body)
     assert all("process 3 could not make its blocks" in text for text in found[:3])
     assert "no such block" in found[3]
+
+
+def test_processes_without_devices_of_it_are_told_so() -> None:
+    matrix = drawn(9, 9)
+
+    def body() -> Any:
+        mesh = meshard.sharding.Mesh(meshard.devices()[:4], "i")
+        some = NamedSharding(mesh, P("i"), uneven="balanced")
+        if meshard.process_index() > 1:
+            with pytest.raises(ArgumentError, match=r"on processes \[0, 1\] only"):
+                SparseRows.from_scipy(matrix, some)
+            return None
+        x = meshard.device_put(np.arange(9.0), some)
+        y = SparseRows.from_scipy(matrix, some) @ x
+        return [np.asarray(shard.data) for shard in y.addressable_shards]
+
+    found = simulate(4, 2, body)
+    own = np.concatenate([piece for part in found[:2] for piece in part])
+    assert np.array_equal(own, matrix @ np.arange(9.0))
+
+
+def test_explanations_and_budgets_know_what_a_product_passes() -> None:
+    def body() -> str:
+        A = SparseRows.from_scipy(square(8), rows_of())
+        x = meshard.device_put(np.ones(64), A.sharding)
+        told = meshard.explain(lambda v: A @ (A @ v), x)
+        with pytest.raises(BudgetError), debug.budget(100):
+            A @ x
+        return str(told)
+
+    assert "halo" in everywhere(body)
+
+
+def test_devices_must_be_those_of_the_matrix() -> None:
+    def body() -> None:
+        A = SparseRows.from_scipy(square(4), rows_of())
+        mesh = meshard.sharding.Mesh(meshard.devices()[:4], "i")
+        x = meshard.device_put(np.ones(16), NamedSharding(mesh, P("i")))
+        with pytest.raises(IncompatibleDevicesError, match="sparse_times"):
+            A @ x
+
+    alone(body)
 
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

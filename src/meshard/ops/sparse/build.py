@@ -218,9 +218,16 @@ class Builder:
         """Return the structure of the matrix, and its values.
 
         Raises:
-            ArgumentError: if another process could not make its blocks.
+            ArgumentError: if another process could not make its blocks, or this one has none of the
+                devices.
         """
         world, place, members = self.world, self.place, self.parties.members
+        if world.process_index not in members:
+            raise ArgumentError(
+                f"{self.what}: process {world.process_index} has none of the devices of "
+                f"{place.sharding!r}, so that nobody tells it where the matrix has values. Make the "
+                f"matrix, and multiply by it, on processes {members} only."
+            )
         if len(members) > 1:
             text = f"`{self.what}` of {self.shape}"
             agreed(world, members, (self.what, self.shape, place.rows, place.columns), text)
@@ -250,7 +257,7 @@ class Builder:
         others = [p for p in members if p != me]
         held = {p: self.parties.held(self.layout, p) for p in members}
         letters = {me: own}
-        if others and me in members:
+        if others:
             lengths = {p: len(held[p]) * self._length for p in others}
             letters |= tell(self.world, dict.fromkeys(others, own), lengths)
         failed = [p for p in others if letters[p] and letters[p][0] == _FAILED]

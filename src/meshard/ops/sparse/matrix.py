@@ -373,7 +373,8 @@ class SparseRows:
         if not self.nnz:
             return mask.astype(self.dtype)
         kind = world.type_of((size,), np.dtype(np.int64), own, True)
-        return where(mask, self._data[made_of(world, kind, places, what)], 0)
+        found = where(mask, self._data[made_of(world, kind, places, what)], 0)
+        return found if found.dtype == self.dtype else found.astype(self.dtype)
 
     def to_scipy(self) -> Any:
         """Return the whole matrix as a ``scipy.sparse.csr_array``; on every process.
