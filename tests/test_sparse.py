@@ -401,6 +401,7 @@ def test_explanations_and_budgets_know_what_a_product_passes() -> None:
         A = SparseRows.from_scipy(square(8), rows_of())
         x = meshard.device_put(np.ones(64), A.sharding)
         told = meshard.explain(lambda v: A @ (A @ v), x)
+        assert "sparse_times" in str(meshard.explain(lambda v: cg(A, v)[0], x))
         with pytest.raises(BudgetError), debug.budget(100):
             A @ x
         return str(told)

@@ -225,8 +225,8 @@ class Builder:
         if world.process_index not in members:
             raise ArgumentError(
                 f"{self.what}: process {world.process_index} has none of the devices of "
-                f"{place.sharding!r}, so that nobody tells it where the matrix has values. Make the "
-                f"matrix, and multiply by it, on processes {members} only."
+                f"{place.sharding!r}, so that nobody tells it where the matrix has values. Make "
+                f"the matrix, and multiply by it, on processes {members} only."
             )
         if len(members) > 1:
             text = f"`{self.what}` of {self.shape}"
