@@ -89,7 +89,7 @@ def by_matrix(source, mesh, tolerance):
     passed = sum(products[-1].received.values())
     cuts = mesh.shape["rows"] - 1
     residual = float(mnp.abs(b - A @ x).max())
-    print(f"by a matrix: {len(products) - 1} iterations, residual {residual:.1e}")
+    print(f"by a matrix: {len(products)} iterations, residual {residual:.1e}")
     print(f"bytes in a product: {passed:,}; two rows over each cut are {cuts * 2 * size * 8:,};")
     print(f"  gathering the vector would be {cuts * b.nbytes:,}")
     print(f"bytes in the whole solution: {log.total_bytes:,}")

@@ -134,6 +134,10 @@ class _Product:
             wired(world, self.setting.name, self.wires)
 
 
+Came = Mapping[Route, Block]
+"""What has come from other processes."""
+
+
 def _block(blocks: Blocks, piece: int) -> Block:
     found = blocks[piece]
     assert found is not None
@@ -161,7 +165,7 @@ class _Gathering(_Product):
             needs.append([setting.piece(s, column) for s in own])
         return Passing(setting.parties, setting.target, setting.source, needs)
 
-    def came(self, world: RuntimeWorld, sends: Blocks, x: Blocks) -> Mapping[Route, Block]:
+    def came(self, world: RuntimeWorld, sends: Blocks, x: Blocks) -> Came:
         """Exchange entries with other processes; return those that have come."""
         setting = self.setting
 
@@ -183,13 +187,16 @@ class _Gathering(_Product):
 
         return self.passing.passed(world, message, room)
 
-    def entries(self, piece: int, needed: Block, x: Blocks, came: Mapping[Route, Block]) -> Block:
+    def entries(
+        self, world: RuntimeWorld, piece: int, needed: Block, given: tuple[Blocks, Came]
+    ) -> Block:
         """Return the entries that the rows of a piece need, in order."""
-        setting = self.setting
+        setting, (x, came) = self.setting, given
         part, column = setting.place(piece)
         if self.whole:
             return _block(x, column).take(needed, axis=0)
-        found = np.empty((len(needed), *setting.row_shape(piece)), setting.dtype)
+        shape = (len(needed), *setting.row_shape(piece))
+        found = world.memory.allocate(shape, setting.dtype)  # of pages that have been used before
         first = 0
         for source, count in self.halo.needs[part]:
             own = found[first : first + count]
@@ -234,7 +241,7 @@ class Times(_Gathering):
 
         def one(piece: int) -> None:
             part, _ = self.setting.place(piece)
-            own = self.entries(piece, _block(needed, part), x, came)
+            own = self.entries(world, piece, _block(needed, part), (x, came))
             block = _block(values, part), _block(columns, part), _block(starts, part)
             results[piece] = times(*block, own)
 
@@ -254,7 +261,7 @@ class Sampled(_Gathering):
         results: list[Block | None] = [None] * self.setting.target.piece_count
 
         def one(part: int) -> None:
-            own = self.entries(part, _block(needed, part), x, came)
+            own = self.entries(world, part, _block(needed, part), (x, came))
             results[part] = sampled(
                 _block(columns, part), _block(starts, part), _block(y, part), own
             )

@@ -23,7 +23,7 @@ from meshard.ops.made.pads import pad
 from meshard.runtime import trees
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import while_loop
-from meshard.transforms.solvers.krylov import Limits, limits_of, starting
+from meshard.transforms.solvers.krylov import Limits, begun, limits_of, starting
 from meshard.transforms.solvers.vectors import (
     Operator,
     Vector,
@@ -190,7 +190,7 @@ def _gmres(
     A: Operator,
     b: Vector,
     *,
-    x0: Vector,
+    x0: Vector | None,
     M: Operator,
     within: Callable[..., Vector],
     limits: Limits,
@@ -201,18 +201,16 @@ def _gmres(
     least = maximum(tol * size, atol)
     enough = norm(M(b)) * minimum(1.0, least / where(size == 0, 1, size))
 
-    def residual(x: Vector) -> tuple[Vector, Any]:
-        return _normalized(M(subtract(b, A(x))))
-
     def goes_on(state: Any) -> Any:
         return (state[1] < most) & (state[3] > least)
 
     def turn(state: Any) -> Any:
         x, k, unit, length = state
         x = add(x, within(A, M, unit, (length, enough)))
-        return x, k + 1, *residual(x)
+        return x, k + 1, *_normalized(M(subtract(b, A(x))))
 
-    return while_loop(goes_on, turn, (x0, 0, *residual(x0)))[0]
+    start, r = begun(A, b, x0)
+    return while_loop(goes_on, turn, (start, 0, *_normalized(M(r))))[0]
 
 
 def gmres(

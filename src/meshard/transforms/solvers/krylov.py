@@ -41,8 +41,8 @@ from meshard.transforms.solvers.vectors import (
 
 def starting(
     what: str, A: Any, b: Any, x0: Any, M: Any
-) -> tuple[Operator, Vector, Vector, Operator]:
-    """Return the operator, the right-hand side, the first guess and the preconditioner.
+) -> tuple[Operator, Vector, Vector | None, Operator]:
+    """Return the operator, the right-hand side, the first guess, if any, and the preconditioner.
 
     Raises:
         ArgumentError, ShapeError, TreeError: if one of them is none, or they do not fit.
@@ -51,11 +51,16 @@ def starting(
     own = operator_of(A, what, "A")
     other = identity if M is None else _unfollowed(operator_of(M, what, "M"), right)
     if x0 is None:
-        return own, right, combined(zeros_like, right), other
+        return own, right, None, other
     start = vector_of(x0, what, "x0")
     check_alike(start, right, what)
     start = combined(lambda x, like: x.astype(like.dtype), start, right)
     return own, right, stop_gradient(start), other
+
+
+def begun(A: Operator, b: Vector, x0: Vector | None) -> tuple[Vector, Vector]:
+    """Return where a solver begins, and the residual there; that of zeros needs no product."""
+    return (combined(zeros_like, b), b) if x0 is None else (x0, subtract(b, A(x0)))
 
 
 def _unfollowed(M: Operator, like: Vector) -> Operator:
@@ -91,7 +96,7 @@ def _is_scalar(x: Any, kinds: str) -> bool:
     return isinstance(x, (Array, Traced)) and x.shape == () and x.dtype.kind in kinds
 
 
-def _cg(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator) -> Vector:
+def _cg(A: Operator, b: Vector, *, x0: Vector | None, limits: Limits, M: Operator) -> Vector:
     """Solve by conjugate gradients (Hestenes and Stiefel, 1952), preconditioned."""
     tol, atol, most = limits
     least = maximum(square(tol) * real_product(b, b), square(atol))
@@ -110,7 +115,7 @@ def _cg(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator) -> V
         new = real_product(r, z)
         return x, r, new, add(z, times(new / gamma, p)), k + 1
 
-    r = subtract(b, A(x0))
+    x0, r = begun(A, b, x0)
     z = M(r)
     start = x0, r, real_product(r, z), z, 0
     return while_loop(goes_on, turn, start)[0]
@@ -121,7 +126,7 @@ def _ratio(a: Any, b: Any) -> Any:
     return where(b == 0, 0, a / where(b == 0, 1, b))
 
 
-def _bicgstab(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator) -> Vector:
+def _bicgstab(A: Operator, b: Vector, *, x0: Vector | None, limits: Limits, M: Operator) -> Vector:
     """Solve by stabilized biconjugate gradients (van der Vorst, 1992), preconditioned."""
     tol, atol, most = limits
     least = maximum(square(tol) * real_product(b, b), square(atol))
@@ -149,7 +154,7 @@ def _bicgstab(A: Operator, b: Vector, *, x0: Vector, limits: Limits, M: Operator
         k = where((omega == 0) | (alpha == 0), -11, k + 1)
         return x, r, shadow, alpha, omega, new, p, q, where(new == 0, -10, k)
 
-    r = subtract(b, A(x0))
+    x0, r = begun(A, b, x0)
     one = asarray(1, dtype=dtype(b))
     return while_loop(goes_on, turn, (x0, r, r, one, one, one, r, r, asarray(0)))[0]
 
