@@ -12,7 +12,7 @@ PRINTS = {
     "pipeline": "up: (4, 32, 64), of which a device holds (1, 32, 32)",
     "regression": "rows on each device: (1000, 3)",
     "summa": "2.5D tiles of (128, 128), 393,216 bytes to each device",
-    "conjugate_gradients": "bytes in a product: 3,584; two rows over each cut are 3,584",
+    "conjugate_gradients": "strip of one device: (4, 32)",
     "block_sort": "by neighbours: 229,376 bytes moved",
     "embedding": "found: (8, 16, 32) by P('data',)",
     "experts": "16 places in a box: 100% of the tokens reach their expert",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -418,6 +422,27 @@ def test_devices_must_be_those_of_the_matrix() -> None:
             A @ x
 
     alone(body)
+
+
+@pytest.mark.no_job
+@pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
+@pytest.mark.timeout(120)
+def test_the_example_prints_the_same_in_one_process_and_in_four(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "examples" / "sparse_poisson.py"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
+    for job, count in (([], 1), (["-m", "meshard", "run", "-n", "4", "--timeout", "90"], 4)):
+        said = subprocess.run(
+            [sys.executable, *job, program],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=tmp_path,
+            timeout=110,
+            check=True,
+        ).stdout
+        for line in ("iterations: 127\n", "bytes in a product: 3,584\n", "each time: 57,344\n"):
+            assert said.count(line) == count
+        assert said.count("over each cut: 3,584\n") == count
 
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
