@@ -115,8 +115,8 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         optim as optim,
         random as random,
         resharding as resharding,
-        tree_util as tree_util,
         scipy as scipy,
+        tree_util as tree_util,
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard

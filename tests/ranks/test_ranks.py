@@ -60,8 +60,8 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         "sort",
         "uneven_map",
         "callbacks",
+        "sparse",
     ),
-    (2, 2, 2, 2): ("collectives", "shard_map", "move", "reshard", "sort", "sparse"),
     (1,) * 8: ("reshard", "exchanges"),
 }
 """What `make test` runs in each job: every suite in one, those that move most in two."""

@@ -28,7 +28,7 @@ from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.make import device_put
 from meshard.runtime.moving.place import as_array, made_of
-from meshard.runtime.tree_nodes import register_pytree_node
+from meshard.runtime.trees.nodes import register_pytree_node
 from meshard.runtime.types import ArrayType, Block, any_dtype_of, dtype_name
 from meshard.runtime.world import here
 

@@ -20,7 +20,7 @@ from meshard.ops.array.elementwise import isnan, maximum, minimum, sqrt, where
 from meshard.ops.linalg.contract import contract
 from meshard.ops.linalg.decompose import qr, solve
 from meshard.ops.made.pads import pad
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import while_loop
 from meshard.transforms.solvers.krylov import Limits, begun, limits_of, starting

@@ -15,9 +15,9 @@ from meshard.algebra.arguments import count_of, number_of
 from meshard.ops.array.create import asarray, zeros_like
 from meshard.ops.array.elementwise import maximum, square, where
 from meshard.ops.lax.reduce import stop_gradient
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
+from meshard.runtime.trees import trees
 from meshard.transforms.custom.gradient import closure_convert
 from meshard.transforms.custom.solving import custom_linear_solve
 from meshard.transforms.flow.control_flow import while_loop

@@ -17,10 +17,10 @@ from meshard.errors import ArgumentError, ShapeError, TreeError
 from meshard.ops.array.elementwise import sqrt, where
 from meshard.ops.array.info import result_type
 from meshard.ops.linalg.contract import contract, dot, matmul
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 
 Vector = Any
 """A tree of arrays."""
