@@ -15,6 +15,7 @@ from bench import (
     rows_programs,
     rows_random,
     rows_ranks,
+    rows_sparse,
 )
 from bench.harness import Row
 
@@ -29,6 +30,7 @@ GROUPS: Mapping[str, Sequence[Row]] = {
     "jitted": rows_jit.ROWS,
     "gradients": rows_derivatives.ROWS,
     "random": rows_random.ROWS,
+    "sparse": rows_sparse.ROWS,
     "processes": rows_ranks.ROWS,
 }
 ROWS: tuple[Row, ...] = tuple(row for rows in GROUPS.values() for row in rows)
@@ -40,6 +42,7 @@ QUICK = (
     *("jit-tiny", "jit-tanh-chain", "jit-arithmetic", "jit-softmax", "jit-softmax-split"),
     *("jit-layer-norm", "jit-heat", "jit-power", "jit-ridge", "psum-small-jit"),
     *("random-normal", "ranks-columns", "ranks-tree", "ranks-tiny", "ranks-allreduce", "ranks-cg"),
+    "sparse-cg",
 )
 """A row of each kind, for a look that takes less than two minutes."""
 

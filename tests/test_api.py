@@ -25,6 +25,7 @@ PUBLIC_MODULES = (
     *("distributed", "multihost_utils", "experimental", "testing", "typing"),
     *("checkpoint", "checkpoint_policies", "ad_checkpoint", "array_api", "elastic", "optim"),
     *("tree_util", "flatten_util", "nn.initializers"),
+    "scipy",
 )
 
 OPTIONAL = (
@@ -53,7 +54,7 @@ def public_modules() -> Iterator[ModuleType]:
             continue
         module = importlib.import_module(f"meshard.{door}")
         yield module
-        if door == "experimental":
+        if door in ("experimental", "scipy"):
             for found in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
                 yield importlib.import_module(found.name)
 

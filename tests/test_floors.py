@@ -32,7 +32,7 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
-    | {"ad_checkpoint", "checkpoint_policies", "optim"}
+    | {"ad_checkpoint", "checkpoint_policies", "optim", "scipy"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
     | {"array_api", "flatten_util", "tree_util"}
 )

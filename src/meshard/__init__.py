@@ -115,6 +115,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         optim as optim,
         random as random,
         resharding as resharding,
+        scipy as scipy,
         tree_util as tree_util,
         typing as typing,
     )
@@ -181,6 +182,7 @@ else:
             "meshard.optim",
             "meshard.random",
             "meshard.resharding",
+            "meshard.scipy",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
             "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",

@@ -29,6 +29,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.strategies import SearchStrategy
+from scipy.sparse import csr_array, eye_array
 
 import meshard
 import meshard.numpy as mnp
@@ -56,6 +57,7 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.scipy.sparse.SparseRows": "its class methods make it",
     "meshard.ad_checkpoint.Residual": "a record: saved_residuals returns them",
     "meshard.ad_checkpoint.SavedResiduals": "a record: saved_residuals returns it",
     "meshard.float0": "a dtype",
@@ -619,6 +621,25 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.custom_vjp.defvjp": {"fwd": lambda: forwards, "bwd": lambda: backwards},
     "meshard.grad": {"fun": lambda: summed},
     "meshard.hessian": {"fun": lambda: summed},
+    **{
+        f"meshard.scipy.sparse.linalg.{name}": {
+            "A": lambda: halved_alone,
+            "b": array,
+            "x0": array,
+            "M": lambda: halved_alone,
+        }
+        for name in ("bicgstab", "cg", "gmres")
+    },
+    "meshard.scipy.sparse.SparseRows.from_scipy": {
+        "matrix": lambda: eye_array(8),
+        "column_sharding": rows,
+    },
+    "meshard.scipy.sparse.SparseRows.from_callback": {
+        "shape": lambda: (8, 8),
+        "callback": lambda: lambda rows: csr_array((rows.stop - rows.start, 8)),
+        "column_sharding": rows,
+    },
+    "meshard.scipy.sparse.SparseRows.with_data": {"data": lambda: mnp.ones(8)},
     "meshard.jacfwd": {"fun": lambda: plus_one},
     "meshard.jacobian": {"fun": lambda: plus_one},
     "meshard.jacrev": {"fun": lambda: plus_one},
@@ -721,6 +742,7 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.scipy.sparse.SparseRows": lambda: sparse_rows(),
     "meshard.ad_checkpoint.Residual": lambda: residuals().residuals[0],
     "meshard.ad_checkpoint.SavedResiduals": lambda: residuals(),
     "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
@@ -971,6 +993,14 @@ def plus_one(x: Any) -> Any:
 
 def times_two(x: Any, *more: Any) -> Any:
     return 2 * x
+
+
+def sparse_rows() -> Any:
+    return meshard.scipy.sparse.SparseRows.from_scipy(eye_array(8), rows())
+
+
+def halved_alone(x: Any) -> Any:
+    return meshard.tree.map(lambda leaf: leaf / 2, x)
 
 
 def halved(f: Any, b: Any) -> Any:

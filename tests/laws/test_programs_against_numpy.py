@@ -184,9 +184,11 @@ LARGE_ONLY = {
     *("search_pieces", "stop_gradient"),
     # What derivatives of Cholesky factors run: see test_tall.
     *("solve_triangular", "triangular_stretch", "triangular_rest"),
+    *("sparse_times", "sparse_times_transposed", "sparse_sampled"),
 }
-"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), and
-of two operands that are split alike, which they seldom have (see test_rows.py).
+"""Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), of
+two operands that are split alike, which they seldom have (see test_rows.py), and of sparse matrices
+(see test_sparse.py).
 """
 
 

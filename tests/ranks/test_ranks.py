@@ -61,6 +61,7 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         "uneven_map",
         "callbacks",
         "tall",
+        "sparse",
     ),
     (1,) * 8: ("reshard", "exchanges"),
 }

@@ -116,6 +116,9 @@ class Op:
             changes them; None in all others.
         stacked: the parameters with which the kernel does to many blocks, stacked along a new
             first dim, what it does to each, from its parameters; None: it cannot.
+        decides: makes the decision about operands of given types, from the world, the row, the
+            types and the parameters, for an operation that no rule and kernel describe; None: the
+            engine does.
     """
 
     name: str
@@ -130,6 +133,7 @@ class Op:
     alike: int | None = None
     positions: Positions | None = None
     stacked: Callable[[Params], Params] | None = None
+    decides: Callable[..., Any] | None = None
 
 
 @final

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import meshard.ops.fft
 import meshard.ops.lax.elementwise
-import meshard.ops.lax.special  # noqa: F401
+import meshard.ops.lax.special
+import meshard.ops.sparse.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LATE_LINALG, LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
+from meshard.ops.derivatives.sparse import SPARSE
 from meshard.ops.derivatives.sums import LATE_SUMS, SUMS
 
 _FLAT = """
@@ -43,6 +45,7 @@ DERIVATIVES: dict[str, Derivative] = {
     **SUMS,
     **LINALG,
     **RANDOM,
+    **SPARSE,
 }
 """The derivative of each row."""
 LATE: dict[str, Derivative] = {**LATE_SUMS, **LATE_LINALG}

@@ -94,6 +94,9 @@ def decide(
     row = row_of(name)
     if isinstance(row, MoveOp):
         return decide_move(world, row, [t for t in types if isinstance(t, ArrayType)], dict(params))
+    if row.decides is not None:
+        made: Decision = row.decides(world, row, types, dict(params))
+        return made
     if row.positions is not None:
         found = decide_exchange(world, row, types, dict(params), preferred, leading)
         if found is not None and (row.positions.updates or not found.moved):
