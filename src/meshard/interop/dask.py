@@ -112,7 +112,7 @@ def _compute(x: Any, boxes: Mapping[Any, _Box], blocks: Mapping[Any, Block]) -> 
 
     # What is optimised together shares the chunks that several parts need.
     chunks = [(n, at) for n, part in enumerate(parts) for at in _places(part)]
-    wanted: Any = dask.base.optimize(*parts)  # type: ignore[no-untyped-call]
+    wanted: Any = dask.base.optimize(*parts)
     delayed = [wanted[n].blocks[place].to_delayed().item() for n, (place, _) in chunks]
     futures = client.compute(delayed)
     where: dict[str, list[Block]] = {future.key: [] for future in futures}
@@ -120,7 +120,7 @@ def _compute(x: Any, boxes: Mapping[Any, _Box], blocks: Mapping[Any, Block]) -> 
         where[future.key].append(targets[n][slices])
     unique = {future.key: future for future in futures}.values()
     del futures
-    done: Any = as_completed(unique, with_results=True)  # type: ignore[no-untyped-call]
+    done: Any = as_completed(unique, with_results=True)
     for future, value in done:
         for target in where[future.key]:
             target[...] = value
@@ -180,7 +180,7 @@ def to_dask(x: Array) -> Any:
     cuts, grid = grid_of(x, what)
     name = f"meshard-{next(_NUMBERS)}-{uuid.uuid4().hex}"
     graph = {(name, *place): np.asarray(some[0].data) for place, some in grid.items()}
-    return da.Array(graph, name, chunks=sizes(cuts), dtype=x.dtype)  # type: ignore[no-untyped-call]
+    return da.Array(graph, name, chunks=sizes(cuts), dtype=x.dtype)
 
 
 _NUMBERS = itertools.count()
