@@ -731,6 +731,13 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.tree_util.register_static": {"cls": lambda: type("New", (), {})},
     "meshard.tree_util.tree_reduce_associative": {"operation": lambda: operator.add},
     "meshard.tree_util.treedef_tuple": {"treedefs": lambda: [meshard.tree.structure(1)]},
+    "meshard.scipy.linalg.cho_factor": {"a": matrix},
+    "meshard.scipy.linalg.cho_solve": {
+        "c_and_lower": lambda: (matrix(), True),
+        "b": lambda: np.ones(3),
+    },
+    "meshard.scipy.linalg.cholesky": {"a": matrix},
+    "meshard.scipy.linalg.solve_triangular": {"a": matrix, "b": lambda: np.ones(3)},
     "meshard.sharding.AbstractMesh": {"axis_sizes": lambda: (4, 2)},
     "meshard.sharding.use_abstract_mesh": {"mesh": lambda: mesh().abstract_mesh},
     "meshard.tree.reduce_associative": {"operation": lambda: operator.add},
@@ -839,6 +846,10 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     ),
     "meshard.optim.join_schedules": lambda found: quiet(lambda: found(mnp.asarray(3))),
 }
+
+
+def matrix() -> Any:
+    return mnp.eye(3)
 
 
 def quiet(function: Callable[[], Any]) -> Any:

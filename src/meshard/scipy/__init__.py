@@ -3,6 +3,7 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
+from meshard.scipy import linalg as linalg
 from meshard.scipy import sparse as sparse
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
