@@ -731,13 +731,13 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.tree_util.register_static": {"cls": lambda: type("New", (), {})},
     "meshard.tree_util.tree_reduce_associative": {"operation": lambda: operator.add},
     "meshard.tree_util.treedef_tuple": {"treedefs": lambda: [meshard.tree.structure(1)]},
-    "meshard.scipy.linalg.cho_factor": {"a": matrix},
+    "meshard.scipy.linalg.cho_factor": {"a": square},
     "meshard.scipy.linalg.cho_solve": {
-        "c_and_lower": lambda: (matrix(), True),
+        "c_and_lower": lambda: (square(), True),
         "b": lambda: np.ones(3),
     },
-    "meshard.scipy.linalg.cholesky": {"a": matrix},
-    "meshard.scipy.linalg.solve_triangular": {"a": matrix, "b": lambda: np.ones(3)},
+    "meshard.scipy.linalg.cholesky": {"a": square},
+    "meshard.scipy.linalg.solve_triangular": {"a": square, "b": lambda: np.ones(3)},
     "meshard.sharding.AbstractMesh": {"axis_sizes": lambda: (4, 2)},
     "meshard.sharding.use_abstract_mesh": {"mesh": lambda: mesh().abstract_mesh},
     "meshard.tree.reduce_associative": {"operation": lambda: operator.add},
@@ -848,7 +848,7 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def matrix() -> Any:
+def square() -> Any:
     return mnp.eye(3)
 
 
