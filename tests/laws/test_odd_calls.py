@@ -189,6 +189,10 @@ def values() -> Any:
     return np.arange(32.0).reshape(8, 4)
 
 
+def square() -> meshard.Array:
+    return mnp.eye(3)
+
+
 def array() -> meshard.Array:
     found: meshard.Array = meshard.device_put(values(), rows())
     return found
@@ -846,10 +850,6 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     ),
     "meshard.optim.join_schedules": lambda found: quiet(lambda: found(mnp.asarray(3))),
 }
-
-
-def square() -> Any:
-    return mnp.eye(3)
 
 
 def quiet(function: Callable[[], Any]) -> Any:
