@@ -29,6 +29,16 @@ from meshard.ops.array.dynamic import (
     dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
 )
 from meshard.ops.array.shape import broadcast_shapes as broadcast_shapes
+from meshard.ops.lax.convolution import (
+    ConvDimensionNumbers as ConvDimensionNumbers,
+    conv as conv,
+    conv_dimension_numbers as conv_dimension_numbers,
+    conv_general_dilated as conv_general_dilated,
+    conv_general_dilated_patches as conv_general_dilated_patches,
+    conv_transpose as conv_transpose,
+    conv_with_general_padding as conv_with_general_padding,
+    padtype_to_pads as padtype_to_pads,
+)
 from meshard.ops.lax.elementwise import (
     RoundingMethod as RoundingMethod,
     bitcast_convert_type as bitcast_convert_type,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import meshard.ops.fft
 import meshard.ops.lax.elementwise
-import meshard.ops.lax.special  # noqa: F401
+import meshard.ops.lax.special
+import meshard.ops.windows.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
 from meshard.ops.derivatives.sums import LATE, SUMS
+from meshard.ops.derivatives.windows import WINDOWS
 
 _FLAT = """
     equal not_equal less less_equal greater greater_equal isclose isnan isinf isfinite signbit
@@ -24,7 +26,7 @@ _FLAT = """
     population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
     argsort searchsorted search_pieces positions positions_within first_true
-    stop_gradient histogram bincount isin sort_counts true_counts ranks between told
+    stop_gradient histogram bincount isin sort_counts true_counts ranks between told window_first
 """
 """Rows whose results are bools, integers, positions or steps."""
 _INSIDE = "scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with"
@@ -39,6 +41,7 @@ DERIVATIVES: dict[str, Derivative] = {
     **SUMS,
     **LINALG,
     **RANDOM,
+    **WINDOWS,
 }
 """The derivative of each row."""
 

@@ -1,0 +1,123 @@
+"""Derivatives of rows of windows: of convolutions each other, of moves what is moved back."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from meshard.ops.array.create import ones
+from meshard.ops.derivatives.elementwise import o
+from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values, total
+from meshard.ops.derivatives.shapes import dtype_of
+
+
+def _renamed(term: str, old: str, new: str) -> str:
+    """Return a term whose dims along windows have another letter."""
+    return " ".join([new + f[1:] if f[0] == old else f for f in term.split()])
+
+
+def _sizes(shape: Any, term: str, letter: str) -> tuple[int, ...]:
+    return tuple([n for n, f in zip(shape, term.split(), strict=True) if f[0] == letter])
+
+
+def _of_kernel(site: Site, x: Any, y: Any) -> Any:
+    """Return what windows of x, times y, add up to for each position in a window.
+
+    That is a convolution, too: y slides along x, with the strides as dilations.
+    """
+    first, second, made = site.params["terms"]
+    terms = (first, _renamed(made, "t", "k"), _renamed(second, "k", "t"))
+    sizes = _sizes(site.operands[1].shape, second, "k")
+    steps = site.params["steps"][::-1]
+    return o.convolve(x, y, terms=terms, steps=steps, sizes=sizes, dtype=None)
+
+
+def _convolve(site: Site, number: int, g: Values) -> Any:
+    x, w = site.operands
+    if number:
+        return _of_kernel(site, x, g[0])
+    own = {k: site.params[k] for k in ("terms", "steps")}
+    sizes = _sizes(x.shape, own["terms"][0], "s")
+    return o.convolve_back(g[0], w, sizes=sizes, dtype=None, **own)
+
+
+def _convolve_back(site: Site, number: int, g: Values) -> Any:
+    y, w = site.operands
+    if number:
+        return _of_kernel(site, g[0], y)
+    own = {k: site.params[k] for k in ("terms", "steps")}
+    sizes = _sizes(y.shape, own["terms"][2], "t")
+    return o.convolve(g[0], w, sizes=sizes, dtype=None, **own)
+
+
+def _extreme(site: Site, t: Values) -> list[Any]:
+    """Return the tangent of the first element that is the extreme."""
+    dims = site.params["dims"]
+    first = o.window_first(site.x, **site.params)
+    found = None
+    for number, at in enumerate(itertools.product(*[range(size) for _, size, *_ in dims])):
+        index = [slice(None)] * t[0].ndim
+        for k, (dim, _, stride, dilation, count) in zip(at, dims, strict=True):
+            start = k * dilation if count else 0
+            index[dim] = slice(start, start + (count - 1) * stride + 1 if count else 0, stride)
+        part = t[0][tuple(index)]
+        found = part if found is None else o.where(o.equal(first, number), part, found)
+    return [found]
+
+
+def _sum_windows(site: Site, number: int, g: Values) -> Any:
+    dims = {d: (i, way) for i, (d, *way) in enumerate(site.params["dims"])}
+    x = " ".join([f"s{dims[d][0]}" if d in dims else f"x{d}" for d in range(site.x.ndim)])
+    y = x.replace("s", "t")
+    w = " ".join([f"k{i}" for i in range(len(dims))])
+    ways = [way for _, way in dims.values()]
+    sizes, strides, dilations = (tuple([way[i] for way in ways]) for i in range(3))
+    own = tuple([site.x.shape[d] for d in dims])
+    kernel = ones(sizes, dtype_of(g[0]))
+    steps = (strides, dilations)
+    return o.convolve_back(g[0], kernel, terms=(x, w, y), steps=steps, sizes=own, dtype=None)
+
+
+def _layers(pieces: Any) -> list[list[tuple[int, int, int]]]:
+    """Return runs turned round, in lists of which none has two that overlap."""
+    found: list[list[tuple[int, int, int]]] = []
+    for start, length, first in sorted(pieces, key=lambda p: p[2]):
+        for layer in found:
+            if layer[-1][0] + layer[-1][1] <= first:
+                layer.append((first, length, start))
+                break
+        else:
+            found.append([(first, length, start)])
+    return found or [[]]
+
+
+def _runs(site: Site, number: int, g: Values) -> Any:
+    """Return what came from each element, added up, where that is."""
+    dims = [(d, _layers(pieces)) for d, _, pieces in site.params["dims"]]
+    parts = []
+    for chosen in itertools.product(*[layers for _, layers in dims]):
+        own = tuple([(d, tuple(p)) for (d, _), p in zip(dims, chosen, strict=True)])
+        parts.append(o.runs_like(site.x, g[0], dims=own))
+    return total(parts)
+
+
+def _runs_like(site: Site, number: int, g: Values) -> Any:
+    given = site.operands[1]
+    dims = tuple(
+        [
+            (d, given.shape[d], tuple([(a, n, b) for b, n, a in sorted(p, key=lambda q: q[2])]))
+            for d, p in site.params["dims"]
+        ]
+    )
+    return o.runs(g[0], dims=dims)
+
+
+WINDOWS: dict[str, Derivative] = {
+    "convolve": Linear(_convolve, together=False),
+    "convolve_back": Linear(_convolve_back, together=False),
+    "reduce_windows": Tangents(_extreme),
+    "sum_windows": Linear(_sum_windows),
+    "runs": Linear(_runs),
+    "runs_like": Linear(_runs_like, of=(1,)),
+}
+"""The derivative of each row of windows."""

@@ -1,0 +1,135 @@
+"""Convolutions of split arrays: where the cuts are, the edges of tiles pass, and nothing else.
+
+In: operands in canonical order, and for each dim along which windows slide how they do. Out: the
+convolution, split as the rule of its row says, and along windows as the first operand is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from meshard.ops.array.shape import reshape
+from meshard.ops.engine.later import when_laid_out
+from meshard.ops.windows.kernels import Terms
+from meshard.ops.windows.tiles import Span, Tiles, padded
+from meshard.runtime.doors import bind
+
+
+class Way(NamedTuple):
+    """How windows slide along a dim.
+
+    Attributes:
+        low: how many zeros are added before the first element; negative ones are taken away.
+        high: the same at the end.
+        stride: how far it is from one window to the next.
+        between: how many zeros are added between two elements, plus one.
+        dilation: how far it is from one element of a window to the next.
+    """
+
+    low: int
+    high: int
+    stride: int
+    between: int
+    dilation: int
+
+
+def reached(size: int, dilation: int) -> int:
+    """Return how many positions elements reach over that are so far from each other."""
+    return (size - 1) * dilation + 1 if size else 0
+
+
+def span_of(n: int, size: int, way: Way) -> Span:
+    """Return how windows of a size slide along a dim with n elements."""
+    reach = reached(size, way.dilation)
+    room = reached(n, way.between) + way.low + way.high - reach
+    count = room // way.stride + 1 if room >= 0 else 0
+    return Span(way.low, way.high, max(reach, 1), way.stride, count)
+
+
+def convolution(x: Any, w: Any, terms: Terms, ways: Sequence[Way], dtype: Any) -> Any:
+    """Return sums of products over windows.
+
+    Args:
+        x: what windows slide along.
+        w: what they are multiplied with.
+        terms: the dims of x, w and the result, by the roles that `kernels.roles_of` tells apart.
+        ways: how windows slide along each of x's dims s0, s1 and so on.
+        dtype: the result's dtype; None for that of both.
+    """
+    names = terms[0].split()
+    work = tuple([(names.index(f"s{i}"), way) for i, way in enumerate(ways)])
+    return when_laid_out("conv", _laid, x, w, work=work, terms=terms, dtype=dtype)
+
+
+def _laid(x: Any, w: Any, *, work: Any, terms: Terms, dtype: Any) -> Any:
+    lead = work[0][0] - terms[0].split().index("s0")  # of dims for many examples
+    if lead:
+        many = " ".join([f"e{i}" for i in range(lead)])
+        terms = (f"{many} {terms[0]}", f"{many} {terms[1]}", f"{many} {terms[2]}")
+    dims = [d for d, _ in work]
+    ways = [Way(*way) for _, way in work]
+    kernel = [w.shape[terms[1].split().index(f"k{i}")] for i in range(len(work))]
+    spans = [span_of(x.shape[d], k, v) for d, k, v in zip(dims, kernel, ways, strict=True)]
+    steps = (tuple([v.stride for v in ways]), tuple([v.dilation for v in ways]))
+    cuts = x.aval.layout.cuts
+    spread = [v.between > 1 for v in ways]
+    whole = all(len(cuts[d]) == 2 and x.shape[d] for d in dims) and all(kernel)
+    if any(spread) and whole and set(steps[0]) == {1}:
+        return _turned(x, w, terms, ways, spans, dtype)
+    for d, way in zip(dims, ways, strict=True):
+        x = _dilated(x, d, way.between)
+    tiles = Tiles(x, list(zip(dims, spans, strict=True)))
+    first, last = terms[0].split(), terms[2].split()
+    for i, d in enumerate(dims):
+        if d in tiles.split:
+            first.insert(first.index(f"s{i}"), f"p{i}")
+            last.insert(last.index(f"t{i}"), f"p{i}")
+    own = (" ".join(first), terms[1], " ".join(last))
+    counts = tuple([tiles.count(d) for d in dims])
+    found = bind("convolve", tiles.x, w, terms=own, steps=steps, sizes=counts, dtype=dtype)
+    places = {d: last.index(f"p{i}") for i, d in enumerate(dims) if d in tiles.split}
+    return tiles.joined(found, places)
+
+
+def _dilated(x: Any, dim: int, between: int) -> Any:
+    """Return the array with zeros between its elements along a dim."""
+    n = x.shape[dim]
+    if between == 1 or n < 2:
+        return x
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    wide = reshape(x, (*before, n, 1, *after))
+    wide = bind("pad_zeros", wide, dims=((dim + 1, (0, between - 1)),))
+    flat = reshape(wide, (*before, n * between, *after))
+    return bind("pad_zeros", flat, dims=((dim, (0, 1 - between)),))
+
+
+def _turned(
+    x: Any, w: Any, terms: Terms, ways: Sequence[Way], spans: Sequence[Span], dtype: Any
+) -> Any:
+    """Return a convolution of what has zeros in between, as the transpose of one without them."""
+    names = [term.split() for term in terms]
+    back = tuple([(names[1].index(f"k{i}"), ()) for i in range(len(ways))])
+    own = (_lettered(names[2], "t", "s"), terms[1], _lettered(names[0], "s", "t"))
+    sizes = [x.shape[names[0].index(f"s{i}")] for i in range(len(ways))]
+    full = [(n - 1) * v.between + s.reach for n, v, s in zip(sizes, ways, spans, strict=True)]
+    found = bind(
+        "convolve_back",
+        x,
+        bind("flip", w, dims=back),
+        terms=own,
+        steps=(tuple([v.between for v in ways]), tuple([v.dilation for v in ways])),
+        sizes=tuple(full),
+        dtype=dtype,
+    )
+    pads = []
+    for i, (n, span) in enumerate(zip(full, spans, strict=True)):
+        low = span.low - (span.reach - 1)
+        high = span.count - n - low
+        if low or high:
+            pads.append((names[2].index(f"t{i}"), (low, high)))
+    return padded(found, pads)
+
+
+def _lettered(names: Sequence[str], old: str, new: str) -> str:
+    return " ".join([new + f[1:] if f[0] == old else f for f in names])

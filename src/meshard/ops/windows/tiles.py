@@ -1,0 +1,182 @@
+"""Windows along split dims: each device gets its part, and just the edges of its neighbours.
+
+In: an array, and for some dims how windows slide along them. Out: an array in which each of these
+dims that is split is two, the parts and what each part's windows reach; and the way back, from the
+results of all parts to one dim. Each window is computed where its middle is, whatever the cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from meshard.ops.array.shape import reshape
+from meshard.ops.windows.rows import Pieces
+from meshard.runtime.doors import bind
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How windows slide along a dim.
+
+    Attributes:
+        low: how many elements are added before the first; negative ones are taken away.
+        high: the same at the end.
+        reach: how many elements a window reaches over.
+        stride: how far it is from one window to the next.
+        count: the number of windows.
+    """
+
+    low: int
+    high: int
+    reach: int
+    stride: int
+    count: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """A split dim in tiles of one size.
+
+    Attributes:
+        parts: the number of tiles.
+        each: the size of a tile.
+        into: from the dim to all tiles in a row.
+        most: the most windows that a tile has.
+        back: from the windows of all tiles in a row to those that there are.
+    """
+
+    parts: int
+    each: int
+    into: Pieces
+    most: int
+    back: Pieces
+
+
+def _tiling(cuts: Sequence[int], span: Span) -> _Tiling:
+    """Return the tiles of a dim with these cuts."""
+    n, parts = cuts[-1], len(cuts) - 1
+    middle = span.low - (span.reach - 1) // 2
+    inner = [-(-(cut + middle) // span.stride) for cut in cuts[1:-1]]
+    ends = [0, *[min(max(end, 0), span.count) for end in inner], span.count]
+    most = max(b - a for a, b in zip(ends, ends[1:], strict=False))
+    each = (most - 1) * span.stride + span.reach
+    into, back = [], []
+    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+        if a == b:
+            continue
+        start = a * span.stride - span.low
+        stop = (b - 1) * span.stride - span.low + span.reach
+        low, high = max(start, 0), min(stop, n)
+        if low < high:
+            into.append((i * each + low - start, high - low, low))
+        back.append((a, b - a, i * most))
+    return _Tiling(parts, each, tuple(into), most, tuple(back))
+
+
+@final
+class Tiles:
+    """An array whose windows lie within tiles.
+
+    Attributes:
+        x: the array with its dims of tiles.
+        at: for each dim of the array where it is in ``x``; of one in tiles, the dim of these.
+        split: the dims that are in tiles.
+    """
+
+    def __init__(self, x: Any, spans: Sequence[tuple[int, Span]]) -> None:
+        cuts = x.aval.layout.cuts
+        full = all(span.count for _, span in spans)
+        self._ways = {
+            d: _tiling(cuts[d], span)
+            for d, span in spans
+            if full and len(cuts[d]) > 2 and x.shape[d]
+        }
+        self.spans = dict(spans)
+        self._source = x.shape
+        self.split = sorted(self._ways)
+        pads = [
+            (d, (s.low, s.high)) for d, s in spans if d not in self._ways and (s.low or s.high)
+        ]
+        if pads:
+            x = padded(x, pads)
+        if self._ways:
+            moves = [(d, w.parts * w.each, w.into) for d, w in sorted(self._ways.items())]
+            x = bind("runs", x, dims=tuple(moves))
+        self.at: list[int] = []
+        shape: list[int] = []
+        for d, n in enumerate(x.shape):
+            way = self._ways.get(d)
+            shape += [n] if way is None else [way.parts, way.each]
+            self.at.append(len(shape) - 1)
+        self.x = reshape(x, tuple(shape)) if self._ways else x
+
+    def count(self, dim: int) -> int:
+        """Return the number of windows along a dim, in each tile if it is in tiles."""
+        way = self._ways.get(dim)
+        return self.spans[dim].count if way is None else way.most
+
+    def joined(self, found: Any, dims: dict[int, int]) -> Any:
+        """Return results of all tiles as one array.
+
+        Args:
+            found: the results, each dim of tiles before that of the windows in them.
+            dims: for each dim that is in tiles where the dim of its tiles is in ``found``.
+        """
+        if not self._ways:
+            return found
+        order = sorted(dims.items(), key=lambda item: item[1])
+        shape, moves = list(found.shape), []
+        for d, at in reversed(order):
+            way = self._ways[d]
+            shape[at : at + 2] = [way.parts * way.most]
+        for number, (d, at) in enumerate(order):
+            way = self._ways[d]
+            moves.append((at - number, self.spans[d].count, way.back))
+        found = reshape(found, tuple(shape))
+        whole = all(len(p) == 1 or _dense(p) for *_, p in moves)
+        if whole and all(shape[d] == n for d, n, _ in moves):
+            return found
+        return bind("runs", found, dims=tuple(moves))
+
+    def inside(self) -> list[tuple[int, Any]]:
+        """Return for dims that have more than the array's elements which of these are its own.
+
+        Pairs of a dim of ``x`` and an array of bools, which has two dims where that is in tiles.
+        """
+        found = []
+        for d, span in self.spans.items():
+            n, way = self._source[d], self._ways.get(d)
+            if way is None:
+                if span.low > 0 or span.high > 0:
+                    at = np.arange(n + span.low + span.high) - span.low
+                    found.append((self.at[d], (at >= 0) & (at < n)))
+            else:
+                own = np.zeros(way.parts * way.each, bool)
+                for start, length, _ in way.into:
+                    own[start : start + length] = True
+                if not own.all():
+                    found.append((self.at[d], own.reshape(way.parts, way.each)))
+        return found
+
+
+def _dense(pieces: Pieces) -> bool:
+    """Whether runs read all that there is, one after another."""
+    return all(start == first for start, _, first in pieces)
+
+
+def padded(x: Any, pads: Sequence[tuple[int, tuple[int, int]]]) -> Any:
+    """Return an array with zeros around some dims, or with less of them."""
+    own = []
+    for d, (low, high) in pads:
+        n = x.shape[d]
+        if n and (-low >= n or -high >= n):  # nothing of the dim is left
+            x = x[(*(slice(None),) * d, slice(0, 0))]
+            low, high = 0, n + low + high
+        own.append((d, (low, high)))
+    return bind("pad_zeros", x, dims=tuple(own))
