@@ -15,8 +15,9 @@ from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
-from meshard.ops.derivatives.sums import LATE, SUMS
-from meshard.ops.derivatives.windows import WINDOWS
+from meshard.ops.derivatives.sums import LATE as LATE_SUMS
+from meshard.ops.derivatives.sums import SUMS
+from meshard.ops.derivatives.windows import WINDOWS, WINDOWS_LATE
 
 _FLAT = """
     equal not_equal less less_equal greater greater_equal isclose isnan isinf isfinite signbit
@@ -45,4 +46,6 @@ DERIVATIVES: dict[str, Derivative] = {
 }
 """The derivative of each row."""
 
+LATE: dict[str, Derivative] = {**LATE_SUMS, **WINDOWS_LATE}
+"""The derivative of what is put off until layouts or values are known, by name."""
 __all__ = ["DERIVATIVES", "LATE"]

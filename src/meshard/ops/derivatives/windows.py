@@ -7,13 +7,10 @@ from typing import Any
 
 from meshard.ops.array.create import ones
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values, total
+from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values
 from meshard.ops.derivatives.shapes import dtype_of
-
-
-def _renamed(term: str, old: str, new: str) -> str:
-    """Return a term whose dims along windows have another letter."""
-    return " ".join([new + f[1:] if f[0] == old else f for f in term.split()])
+from meshard.ops.windows.convolve import lettered, to_first, to_second
+from meshard.ops.windows.tiles import runs_back
 
 
 def _sizes(shape: Any, term: str, letter: str) -> tuple[int, ...]:
@@ -26,7 +23,7 @@ def _of_kernel(site: Site, x: Any, y: Any) -> Any:
     That is a convolution, too: y slides along x, with the strides as dilations.
     """
     first, second, made = site.params["terms"]
-    terms = (first, _renamed(made, "t", "k"), _renamed(second, "k", "t"))
+    terms = (first, lettered(made, "t", "k"), lettered(second, "k", "t"))
     sizes = _sizes(site.operands[1].shape, second, "k")
     steps = site.params["steps"][::-1]
     return o.convolve(x, y, terms=terms, steps=steps, sizes=sizes, dtype=None)
@@ -78,27 +75,8 @@ def _sum_windows(site: Site, number: int, g: Values) -> Any:
     return o.convolve_back(g[0], kernel, terms=(x, w, y), steps=steps, sizes=own, dtype=None)
 
 
-def _layers(pieces: Any) -> list[list[tuple[int, int, int]]]:
-    """Return runs turned round, in lists of which none has two that overlap."""
-    found: list[list[tuple[int, int, int]]] = []
-    for start, length, first in sorted(pieces, key=lambda p: p[2]):
-        for layer in found:
-            if layer[-1][0] + layer[-1][1] <= first:
-                layer.append((first, length, start))
-                break
-        else:
-            found.append([(first, length, start)])
-    return found or [[]]
-
-
 def _runs(site: Site, number: int, g: Values) -> Any:
-    """Return what came from each element, added up, where that is."""
-    dims = [(d, _layers(pieces)) for d, _, pieces in site.params["dims"]]
-    parts = []
-    for chosen in itertools.product(*[layers for _, layers in dims]):
-        own = tuple([(d, tuple(p)) for (d, _), p in zip(dims, chosen, strict=True)])
-        parts.append(o.runs_like(site.x, g[0], dims=own))
-    return total(parts)
+    return runs_back(site.x, g[0], site.params["dims"])
 
 
 def _runs_like(site: Site, number: int, g: Values) -> Any:
@@ -112,6 +90,11 @@ def _runs_like(site: Site, number: int, g: Values) -> Any:
     return o.runs(g[0], dims=dims)
 
 
+def _tiled(site: Site, number: int, g: Values) -> Any:
+    find = to_second if number else to_first
+    return find(*site.operands, g[0], site.params)
+
+
 WINDOWS: dict[str, Derivative] = {
     "convolve": Linear(_convolve, together=False),
     "convolve_back": Linear(_convolve_back, together=False),
@@ -121,3 +104,5 @@ WINDOWS: dict[str, Derivative] = {
     "runs_like": Linear(_runs_like, of=(1,)),
 }
 """The derivative of each row of windows."""
+WINDOWS_LATE: dict[str, Derivative] = {"conv": Linear(_tiled, together=False)}
+"""The derivative of what is put off until layouts are known."""

@@ -7,6 +7,7 @@ results of all parts to one dim. Each window is computed where its middle is, wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -84,8 +85,9 @@ class Tiles:
     """An array whose windows lie within tiles.
 
     Attributes:
-        x: the array with its dims of tiles.
-        at: for each dim of the array where it is in ``x``; of one in tiles, the dim of these.
+        shape: the shape with dims of tiles.
+        at: for each dim of the array where it is then; of one in tiles, the dim within them.
+        spans: how windows slide along dims.
         split: the dims that are in tiles.
     """
 
@@ -98,23 +100,67 @@ class Tiles:
             if full and len(cuts[d]) > 2 and x.shape[d]
         }
         self.spans = dict(spans)
-        self._source = x.shape
+        self._source = x
         self.split = sorted(self._ways)
-        pads = [
-            (d, (s.low, s.high)) for d, s in spans if d not in self._ways and (s.low or s.high)
-        ]
-        if pads:
-            x = padded(x, pads)
-        if self._ways:
-            moves = [(d, w.parts * w.each, w.into) for d, w in sorted(self._ways.items())]
-            x = bind("runs", x, dims=tuple(moves))
+        self._runs = [(d, w.parts * w.each, w.into) for d, w in sorted(self._ways.items())]
         self.at: list[int] = []
         shape: list[int] = []
         for d, n in enumerate(x.shape):
             way = self._ways.get(d)
             shape += [n] if way is None else [way.parts, way.each]
             self.at.append(len(shape) - 1)
-        self.x = reshape(x, tuple(shape)) if self._ways else x
+        self._cut = tuple(shape)
+        self._pads = [
+            (self.at[d], (s.low, s.high))
+            for d, s in spans
+            if d not in self._ways and (s.low or s.high)
+        ]
+        for d, (low, high) in self._pads:
+            shape[d] = max(shape[d] + low + high, 0)
+        self.shape = tuple(shape)
+
+    @property
+    def x(self) -> Any:
+        """The tiles, which are made at every look."""
+        x = self._source
+        if self._runs:
+            x = reshape(bind("runs", x, dims=tuple(self._runs)), self._cut)
+        # Last of all, so that no zeros pass between devices.
+        return padded(x, self._pads) if self._pads else x
+
+    def laid_back(self, g: Any) -> Any:
+        """Return what the elements of tiles add up to where each came from: the transpose of this.
+
+        Args:
+            g: an array like ``x``.
+        """
+        if self._pads:
+            g = padded(g, [(d, (-low, -high)) for d, (low, high) in self._pads])
+        if not self._runs:
+            return g
+        shape = list(self._source.shape)
+        for d, size, _ in self._runs:
+            shape[d] = size
+        return runs_back(self._source, reshape(g, tuple(shape)), self._runs)
+
+    def apart(self, g: Any, dims: dict[int, int]) -> Any:
+        """Return what is of all windows divided as `joined` finds it: the transpose of that.
+
+        Args:
+            g: an array as `joined` returns it.
+            dims: for each dim that is in tiles where the dim of its tiles is to be.
+        """
+        if not self._ways:
+            return g
+        order = sorted(dims.items(), key=lambda item: item[1])
+        moves, shape = [], list(g.shape)
+        for number, (d, at) in enumerate(order):
+            way = self._ways[d]
+            back = tuple([(first, length, start) for start, length, first in way.back])
+            moves.append((at - number, way.parts * way.most, back))
+        for d, at in order:
+            shape[at : at + 1] = [self._ways[d].parts, self._ways[d].most]
+        return reshape(bind("runs", g, dims=tuple(moves)), tuple(shape))
 
     def count(self, dim: int) -> int:
         """Return the number of windows along a dim, in each tile if it is in tiles."""
@@ -151,7 +197,7 @@ class Tiles:
         """
         found = []
         for d, span in self.spans.items():
-            n, way = self._source[d], self._ways.get(d)
+            n, way = self._source.shape[d], self._ways.get(d)
             if way is None:
                 if span.low > 0 or span.high > 0:
                     at = np.arange(n + span.low + span.high) - span.low
@@ -180,3 +226,33 @@ def padded(x: Any, pads: Sequence[tuple[int, tuple[int, int]]]) -> Any:
             low, high = 0, n + low + high
         own.append((d, (low, high)))
     return bind("pad_zeros", x, dims=tuple(own))
+
+
+def _layers(pieces: Pieces) -> list[list[tuple[int, int, int]]]:
+    """Return runs turned round, in lists of which none has two that overlap."""
+    found: list[list[tuple[int, int, int]]] = []
+    for start, length, first in sorted(pieces, key=lambda p: p[2]):
+        for layer in found:
+            if layer[-1][0] + layer[-1][1] <= first:
+                layer.append((first, length, start))
+                break
+        else:
+            found.append([(first, length, start)])
+    return found or [[]]
+
+
+def runs_back(x: Any, g: Any, dims: Sequence[tuple[int, int, Pieces]]) -> Any:
+    """Return what was copied by ``runs``, added up where it came from, and laid out like that.
+
+    Args:
+        x: what it was copied from.
+        g: an array like the result.
+        dims: the parameter of ``runs``.
+    """
+    layers = [(d, _layers(pieces)) for d, _, pieces in dims]
+    found = None
+    for chosen in itertools.product(*[own for _, own in layers]):
+        own = tuple([(d, tuple(p)) for (d, _), p in zip(layers, chosen, strict=True)])
+        part = bind("runs_like", x, g, dims=own)
+        found = part if found is None else bind("add", found, part)
+    return found
