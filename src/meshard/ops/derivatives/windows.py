@@ -9,7 +9,8 @@ from meshard.ops.array.create import ones
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values
 from meshard.ops.derivatives.shapes import dtype_of
-from meshard.ops.windows.convolve import lettered, to_first, to_second
+from meshard.ops.windows.convolve import to_first, to_second
+from meshard.ops.windows.kernels import lettered
 from meshard.ops.windows.tiles import runs_back
 
 

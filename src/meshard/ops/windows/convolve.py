@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, final
 
 from meshard.ops.array.shape import reshape
 from meshard.ops.engine.later import when_laid_out
-from meshard.ops.windows.kernels import Terms
+from meshard.ops.windows.kernels import Terms, lettered
 from meshard.ops.windows.tiles import Span, Tiles, padded
 from meshard.runtime.doors import bind
 
@@ -219,8 +219,3 @@ def _turned(
         if low or high:
             pads.append((names[2].index(f"t{i}"), (low, high)))
     return padded(found, pads)
-
-
-def lettered(term: str, old: str, new: str) -> str:
-    """Return a term whose dims along windows have another letter."""
-    return " ".join([new + f[1:] if f[0] == old else f for f in term.split()])

@@ -67,6 +67,17 @@ def roles_of(terms: Terms) -> Roles:
     return Roles(*sizes, count, orders[0], orders[1], tuple(map(y.index, places)))
 
 
+def _is_last(terms: Terms) -> bool:
+    """Whether what is not along windows comes last in x."""
+    return terms[0].split()[-1] not in {f"s{i}" for i in range(len(terms[0]))}
+
+
+def lettered(term: str, old: str, new: str) -> str:
+    """Return a term whose dims along windows have another letter."""
+    named = {f"{old}{i}": f"{new}{i}" for i in range(len(term.split()))}
+    return " ".join([named.get(f, f) for f in term.split()])
+
+
 def _unordered(x: Block, order: Sequence[int]) -> Block:
     """Return a block whose dim ``order[i]`` is dim i of another one."""
     return x.transpose(np.argsort(order))
@@ -100,6 +111,36 @@ def _parts(rows: int, each: int) -> Iterator[slice]:
     """Return slices of rows that take a bounded number of bytes."""
     step = max(WINDOWS_BYTES // max(each, 1), 1)
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
+
+
+@final
+class _Buffer:
+    """Memory for one block after another."""
+
+    def __init__(self) -> None:
+        self._bytes = np.empty(0, np.uint8)
+
+    def of(self, shape: Sequence[int], dtype: Any) -> Block:
+        """Return a block without values, in place of the last one."""
+        size = math.prod(shape) * dtype.itemsize
+        if self._bytes.nbytes < size:
+            self._bytes = np.empty(size, np.uint8)
+        found: Block = self._bytes[:size].view(dtype).reshape(shape)
+        return found
+
+
+@final
+class _Copies:
+    """Windows of one part after another, in memory that is asked for once."""
+
+    def __init__(self) -> None:
+        self._buffer = _Buffer()
+
+    def of(self, windows: Block) -> Block:
+        """Return windows side by side; also of one element, so that sums have one order."""
+        found = self._buffer.of(windows.shape, windows.dtype)
+        np.copyto(found, windows)
+        return found
 
 
 @final
@@ -139,16 +180,17 @@ def convolved(x: Block, w: Block, terms: Terms, steps: Any, counts: Sequence[int
     r = roles
     groups, rows = x.shape[: r.both], x.shape[r.both : r.both + r.rows]
     columns = w.shape[r.both : r.both + r.columns]
-    of = _Shapes(roles, x, w, counts)
+    of, last = _Shapes(roles, x, w, counts), _is_last(terms)
     x = _merged(x, (r.both, r.rows, r.inner))
     w = _merged(w, (r.both, r.columns, r.inner))
     if not of.c * math.prod(of.k):
         found = np.zeros((of.g, of.n, of.o, *of.t), x.dtype)
-    elif of.c == of.o == 1:
-        found = _by_taps(x, w, steps, of)
     elif math.prod(of.t) < math.prod(of.k):
-        found = _few_windows(x, w, steps, of)
-    elif terms[0].split()[-1][0] != "s":
+        alone = of.n == of.o == 1
+        found = (_window_by_window if alone else _few_windows)(x, w, steps, of)
+    elif of.c == of.o == 1:
+        found = (_rows_by_taps if last else _by_taps)(x, w, steps, of)
+    elif last:
         found = _rows_first(x, w, steps, of)
     else:
         found = _columns_first(x, w, steps, of)
@@ -182,16 +224,46 @@ def _by_taps(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     return found
 
 
+def _rows_by_taps(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
+    """Multiply shifted copies by one number for each group, where groups come last in x."""
+    x, w = np.moveaxis(x[:, :, 0], 0, -1), np.moveaxis(w[:, 0, 0], 0, -1)
+    found = np.zeros((of.n, *of.t, of.g), x.dtype)
+    if found.size:
+        for part in _parts(of.n, math.prod(of.t) * of.g * x.dtype.itemsize):
+            total = found[part]
+            some = np.empty_like(total)
+            for k, place in _taps(of.k, of.t, steps):
+                np.multiply(x[(part, *place)], w[k], out=some)
+                total += some
+    return np.moveaxis(found, -1, 0)[:, :, None]
+
+
+def _window_by_window(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
+    """Multiply each window, of which there are few, with all that it meets."""
+    found = np.zeros((of.g, 1, 1, *of.t), x.dtype)
+    products = np.empty((of.g, of.c, *of.k), x.dtype)
+    for t in np.ndindex(*of.t):
+        inside = tuple(
+            [
+                slice(i * s, i * s + (n - 1) * d + 1, d)
+                for i, s, d, n in zip(t, *steps, of.k, strict=True)
+            ]
+        )
+        np.multiply(x[(slice(None), 0, slice(None), *inside)], w[:, 0], out=products)
+        found[(slice(None), 0, 0, *t)] = products.reshape(of.g, -1).sum(1)
+    return found
+
+
 def _columns_first(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     """Return products with windows in which t comes last, as in x."""
     inner, outer = of.c * math.prod(of.k), math.prod(of.t)
     found = np.empty((of.g, of.n, of.o, outer), x.dtype)
     view = _windows(x, of.k, of.t, steps)
     weights = np.ascontiguousarray(w).reshape(of.g, of.o, inner)
+    copies = _Copies()
     for g in range(of.g):
         for part in _parts(of.n, inner * outer * x.dtype.itemsize):
-            # A copy, even of windows of one element: the order of sums shall not depend on memory.
-            copied = np.array(view[g, part], order="C").reshape(-1, inner, outer)
+            copied = copies.of(view[g, part]).reshape(-1, inner, outer)
             np.matmul(weights[g], copied, out=found[g, part])
     return found.reshape((of.g, of.n, of.o, *of.t))
 
@@ -206,9 +278,10 @@ def _rows_first(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     view = view.transpose((0, 1, *shifted, *kept, 2))
     turned = w.transpose((0, *range(3, 3 + count), 2, 1))
     weights = np.ascontiguousarray(turned).reshape(of.g, inner, of.o)
+    copies = _Copies()
     for g in range(of.g):
         for part in _parts(of.n, inner * outer * x.dtype.itemsize):
-            copied = np.array(view[g, part], order="C").reshape(-1, inner)
+            copied = copies.of(view[g, part]).reshape(-1, inner)
             rows = slice(part.start * outer, part.stop * outer)
             np.matmul(copied, weights[g], out=found[g, rows])
     found = found.reshape((of.g, of.n, *of.t, of.o))
@@ -224,10 +297,11 @@ def _few_windows(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     view = view.transpose((0, 2, 1, *shifted, *kept))  # g c n t k
     weights = np.ascontiguousarray(w)
     found = np.zeros((of.g, of.n * outer, of.o), x.dtype)
+    copies = _Copies()
     for g in range(of.g):
         for part in _parts(of.c, of.n * long * outer * x.dtype.itemsize):
             for c in range(part.start, part.stop):
-                copied = np.array(view[g, c], order="C").reshape(-1, long)
+                copied = copies.of(view[g, c]).reshape(-1, long)
                 found[g] += copied @ weights[g, :, c].reshape(of.o, long).T
     return np.moveaxis(found.reshape((of.g, of.n, *of.t, of.o)), -1, 2)
 
@@ -242,36 +316,70 @@ def convolved_back(y: Block, w: Block, terms: Terms, steps: Any, sizes: Sequence
         steps: the strides of windows, and the dilations in them.
         sizes: those of the dims of x along which windows slide.
     """
+    if all(stride == 1 for stride in steps[0]) and y.size and w.size:
+        return _turned(y, w, terms, steps, sizes)
     roles = roles_of(terms)
     y, w = y.transpose(roles.y), w.transpose(roles.w)
     count = roles.count
     groups, rows = y.shape[: roles.both], y.shape[roles.both : roles.both + roles.rows]
     inner = w.shape[roles.both + roles.columns : w.ndim - count]
-    k, t = w.shape[w.ndim - count :], y.shape[y.ndim - count :]
     y = _merged(y, (roles.both, roles.rows, roles.columns))
     w = _merged(w, (roles.both, roles.columns, roles.inner))
-    g, n, o = y.shape[:3]
-    c, long, outer = w.shape[2], math.prod(k), math.prod(t)
-    last = terms[0].split()[-1][0] != "s"
-    found = np.zeros((g, n, *sizes, c) if last else (g, n, c, *sizes), y.dtype)
-    if not found.size or not y.size or not w.size:
-        pass
-    elif last:
-        turned = w.transpose((0, 1, *range(3, 3 + count), 2))
-        weights = np.ascontiguousarray(turned).reshape(g, o, long * c)
-        for i, part in itertools.product(range(g), _parts(n, c * long * outer * y.itemsize)):
-            flat = np.array(np.moveaxis(y[i, part], 1, -1), order="C").reshape(-1, o)
-            made = (flat @ weights[i]).reshape((part.stop - part.start, *t, *k, c))
-            for at, place in _taps(k, t, steps):
-                head = (slice(None),) * (1 + count)
-                found[(i, part, *place)] += made[(*head, *at)]
+    shape = (*y.shape[:2], w.shape[2], *sizes)
+    if not (y.size and w.size and math.prod(sizes)):
+        found = np.zeros(shape, y.dtype)
+    elif _is_last(terms):
+        found = _rows_back(y, w, steps, shape)
     else:
-        turned = w.transpose((0, *range(3, 3 + count), 2, 1))
-        weights = np.ascontiguousarray(turned).reshape(g, long * c, o)
-        for i, part in itertools.product(range(g), _parts(n, c * long * outer * y.itemsize)):
-            flat = np.array(y[i, part], order="C").reshape(-1, o, outer)
-            made = np.matmul(weights[i], flat).reshape((-1, *k, c, *t))
-            for at, place in _taps(k, t, steps):
-                found[(i, part, slice(None), *place)] += made[(slice(None), *at)]
-    found = np.moveaxis(found, -1, 2) if last else found
+        found = _columns_back(y, w, steps, shape)
     return _unordered(found.reshape((*groups, *rows, *inner, *sizes)), roles.x)
+
+
+def _turned(y: Block, w: Block, terms: Terms, steps: Any, sizes: Sequence[int]) -> Block:
+    """Return a transpose without strides as a convolution of what has zeros around it."""
+    x, second, third = terms
+    names, letters = third.split(), second.split()
+    around, turned = [(0, 0)] * y.ndim, [slice(None)] * w.ndim
+    for i, n in enumerate(sizes):
+        at, own = names.index(f"t{i}"), letters.index(f"k{i}")
+        before = (w.shape[own] - 1) * steps[1][i]
+        around[at] = (before, max(n - y.shape[at], 0))
+        turned[own] = slice(None, None, -1)
+    wide = np.pad(y, around)
+    own = (lettered(third, "t", "s"), second, lettered(x, "s", "t"))
+    return convolved(wide, w[tuple(turned)], own, steps, sizes)
+
+
+def _columns_back(y: Block, w: Block, steps: Any, shape: tuple[int, ...]) -> Block:
+    g, n, c, *sizes = shape
+    o, t, k = y.shape[2], y.shape[3:], w.shape[3:]
+    found = np.zeros(shape, y.dtype)
+    long, outer, count = math.prod(k), math.prod(t), len(t)
+    turned = w.transpose((0, *range(3, 3 + count), 2, 1))
+    weights = np.ascontiguousarray(turned).reshape(g, long * c, o)
+    copies, products = _Copies(), _Buffer()
+    for i, part in itertools.product(range(g), _parts(n, c * long * outer * y.itemsize)):
+        flat = copies.of(y[i, part]).reshape(-1, o, outer)
+        made = products.of((flat.shape[0], long * c, outer), y.dtype)
+        np.matmul(weights[i], flat, out=made)
+        made = made.reshape((-1, *k, c, *t))
+        for at, place in _taps(k, t, steps):
+            found[(i, part, slice(None), *place)] += made[(slice(None), *at)]
+    return found
+
+
+def _rows_back(y: Block, w: Block, steps: Any, shape: tuple[int, ...]) -> Block:
+    g, n, c, *sizes = shape
+    o, t, k = y.shape[2], y.shape[3:], w.shape[3:]
+    found = np.zeros((g, n, *sizes, c), y.dtype)
+    long, outer, count = math.prod(k), math.prod(t), len(t)
+    turned = w.transpose((0, *range(3, 3 + count), 2, 1))  # g k c o
+    weights = np.ascontiguousarray(turned).reshape(g, long, c, o)
+    copies, products = _Copies(), _Buffer()
+    for i, part in itertools.product(range(g), _parts(n, c * outer * y.itemsize)):
+        flat = copies.of(np.moveaxis(y[i, part], 1, -1)).reshape(-1, o)
+        made = products.of((flat.shape[0], c), y.dtype)
+        for number, (_, place) in enumerate(_taps(k, t, steps)):
+            np.matmul(flat, weights[i, number].T, out=made)
+            found[(i, part, *place)] += made.reshape((-1, *t, c))
+    return np.moveaxis(found, -1, 2)
