@@ -175,6 +175,7 @@ from meshard.ops.lax.table import (
     tan as tan,
     tanh as tanh,
 )
+from meshard.ops.lax.windows import reduce_window as reduce_window
 from meshard.transforms.collectives.named_axes import (
     all_gather as all_gather,
     all_gather_invariant as all_gather_invariant,

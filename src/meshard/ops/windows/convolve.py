@@ -177,12 +177,12 @@ def _spread(x: Any, w: Any, *, work: Any, terms: Terms, dtype: Any) -> Any:
         spans = [span_of(x.shape[d], k, v) for d, k, v in zip(dims, kernel, ways, strict=True)]
         return _turned(x, w, _of_many(terms, work), ways, spans, dtype)
     for d, way in zip(dims, ways, strict=True):
-        x = _dilated(x, d, way.between)
+        x = dilated(x, d, way.between)
     plain = tuple([(d, way._replace(between=1)) for d, way in zip(dims, ways, strict=True)])
     return _laid(x, w, work=plain, terms=terms, dtype=dtype)
 
 
-def _dilated(x: Any, dim: int, between: int) -> Any:
+def dilated(x: Any, dim: int, between: int) -> Any:
     """Return the array with zeros between its elements along a dim."""
     n = x.shape[dim]
     if between == 1 or n < 2:

@@ -197,13 +197,13 @@ def convolved(x: Block, w: Block, terms: Terms, steps: Any, counts: Sequence[int
     return _unordered(found.reshape((*groups, *rows, *columns, *of.t)), roles.y)
 
 
-def _taps(sizes: Sequence[int], counts: Sequence[int], steps: Any) -> Iterator[Any]:
+def taps(sizes: Sequence[int], counts: Sequence[int], steps: Any) -> Iterator[Any]:
     """Return for each position in a window itself, and where windows have it."""
     for k in np.ndindex(*sizes):
         yield (
             k,
             tuple(
-                slice(i * d, i * d + (n - 1) * s + 1, s)
+                slice(i * d, i * d + (n - 1) * s + 1, s) if n else slice(0)
                 for i, d, n, s in zip(k, steps[1], counts, steps[0], strict=True)
             ),
         )
@@ -218,7 +218,7 @@ def _by_taps(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     for g in range(of.g):
         for part in _parts(of.n, each):
             total, some = found[g, part], np.empty((part.stop - part.start, *of.t), x.dtype)
-            for k, place in _taps(of.k, of.t, steps):
+            for k, place in taps(of.k, of.t, steps):
                 np.multiply(x[(g, part, 0, *place)], w[(g, 0, 0, *k)], out=some)
                 total += some
     return found
@@ -232,7 +232,7 @@ def _rows_by_taps(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
         for part in _parts(of.n, math.prod(of.t) * of.g * x.dtype.itemsize):
             total = found[part]
             some = np.empty_like(total)
-            for k, place in _taps(of.k, of.t, steps):
+            for k, place in taps(of.k, of.t, steps):
                 np.multiply(x[(part, *place)], w[k], out=some)
                 total += some
     return np.moveaxis(found, -1, 0)[:, :, None]
@@ -363,7 +363,7 @@ def _columns_back(y: Block, w: Block, steps: Any, shape: tuple[int, ...]) -> Blo
         made = products.of((flat.shape[0], long * c, outer), y.dtype)
         np.matmul(weights[i], flat, out=made)
         made = made.reshape((-1, *k, c, *t))
-        for at, place in _taps(k, t, steps):
+        for at, place in taps(k, t, steps):
             found[(i, part, slice(None), *place)] += made[(slice(None), *at)]
     return found
 
@@ -379,7 +379,7 @@ def _rows_back(y: Block, w: Block, steps: Any, shape: tuple[int, ...]) -> Block:
     for i, part in itertools.product(range(g), _parts(n, c * outer * y.itemsize)):
         flat = copies.of(np.moveaxis(y[i, part], 1, -1)).reshape(-1, o)
         made = products.of((flat.shape[0], c), y.dtype)
-        for number, (_, place) in enumerate(_taps(k, t, steps)):
+        for number, (_, place) in enumerate(taps(k, t, steps)):
             np.matmul(flat, weights[i, number].T, out=made)
             found[(i, part, *place)] += made.reshape((-1, *t, c))
     return np.moveaxis(found, -1, 2)

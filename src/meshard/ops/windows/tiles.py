@@ -190,24 +190,36 @@ class Tiles:
             return found
         return bind("runs", found, dims=tuple(moves))
 
-    def inside(self) -> list[tuple[int, Any]]:
-        """Return for dims that have more than the array's elements which of these are its own.
+    def inside(self, own: dict[int, Any]) -> Any:
+        """Return which elements of tiles are the array's own; None if all are.
 
-        Pairs of a dim of ``x`` and an array of bools, which has two dims where that is in tiles.
+        Args:
+            own: for some dims which positions count, as bools.
+
+        Returns:
+            bools that broadcast with tiles.
         """
-        found = []
+        found: Any = None
         for d, span in self.spans.items():
             n, way = self._source.shape[d], self._ways.get(d)
+            line = own.get(d, np.ones(n, bool))
             if way is None:
-                if span.low > 0 or span.high > 0:
-                    at = np.arange(n + span.low + span.high) - span.low
-                    found.append((self.at[d], (at >= 0) & (at < n)))
+                last = n + min(span.high, 0)
+                kept = line[max(-span.low, 0) : max(last, 0)]
+                size = self.shape[self.at[d]]
+                made = np.zeros(size, bool)
+                start = max(span.low, 0)
+                made[start : start + len(kept)] = kept[: max(size - start, 0)]
+                width = 1
             else:
-                own = np.zeros(way.parts * way.each, bool)
-                for start, length, _ in way.into:
-                    own[start : start + length] = True
-                if not own.all():
-                    found.append((self.at[d], own.reshape(way.parts, way.each)))
+                made = np.zeros(way.parts * way.each, bool)
+                for start, length, first in way.into:
+                    made[start : start + length] = line[first : first + length]
+                made, width = made.reshape(way.parts, way.each), 2
+            if not made.all():
+                behind = len(self.shape) - self.at[d] - 1
+                made = made.reshape((*(1,) * (self.at[d] + 1 - width), *made.shape, *(1,) * behind))
+                found = made if found is None else found & made
         return found
 
 
