@@ -51,6 +51,19 @@ from meshard.ops.lax.elementwise import (
     select as select,
     select_n as select_n,
 )
+from meshard.ops.lax.lookups import (
+    GatherDimensionNumbers as GatherDimensionNumbers,
+    GatherScatterMode as GatherScatterMode,
+    ScatterDimensionNumbers as ScatterDimensionNumbers,
+    gather as gather,
+    scatter as scatter,
+    scatter_add as scatter_add,
+    scatter_apply as scatter_apply,
+    scatter_max as scatter_max,
+    scatter_min as scatter_min,
+    scatter_mul as scatter_mul,
+    scatter_sub as scatter_sub,
+)
 from meshard.ops.lax.reduce import (
     argmax as argmax,
     argmin as argmin,

@@ -98,6 +98,8 @@ _ARGUMENTS = {
     "use_consistent_padding": "whether pairs are those of the convolution that this transposes, too.",
     "window_shape": "the size of a window along each dim.",
     "window_strides": "for each dim how far it is from one window to the next.",
+    "indices_are_sorted": "accepted as in JAX.",
+    "unique_indices": "whether the caller knows that no element is named twice; accepted as in JAX.",
 }
 """What the arguments of ``jax.lax`` are: each name means the same in all functions."""
 
