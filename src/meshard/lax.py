@@ -51,6 +51,23 @@ from meshard.ops.lax.elementwise import (
     select as select,
     select_n as select_n,
 )
+from meshard.ops.lax.few import (
+    approx_max_k as approx_max_k,
+    approx_min_k as approx_min_k,
+    broadcast_like as broadcast_like,
+    broadcast_to_rank as broadcast_to_rank,
+    empty as empty,
+    fft as fft,
+    platform_dependent as platform_dependent,
+    rng_bit_generator as rng_bit_generator,
+)
+from meshard.ops.lax.kinds import (
+    DotAlgorithm as DotAlgorithm,
+    DotAlgorithmPreset as DotAlgorithmPreset,
+    FftType as FftType,
+    Precision as Precision,
+    RandomAlgorithm as RandomAlgorithm,
+)
 from meshard.ops.lax.lookups import (
     GatherDimensionNumbers as GatherDimensionNumbers,
     GatherScatterMode as GatherScatterMode,
@@ -64,6 +81,7 @@ from meshard.ops.lax.lookups import (
     scatter_mul as scatter_mul,
     scatter_sub as scatter_sub,
 )
+from meshard.ops.lax.ragged import ragged_dot as ragged_dot
 from meshard.ops.lax.reduce import (
     argmax as argmax,
     argmin as argmin,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import meshard.ops.fft
 import meshard.ops.lax.elementwise
+import meshard.ops.lax.ragged
 import meshard.ops.lax.special
 import meshard.ops.windows.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE

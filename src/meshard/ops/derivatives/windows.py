@@ -1,4 +1,4 @@
-"""Derivatives of rows of windows: of convolutions each other, of moves what is moved back."""
+"""Derivatives of windows and groups: of products each other, of moves what is moved back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 from meshard.ops.array.create import ones
+from meshard.ops.array.shape import matrix_transpose
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values
 from meshard.ops.derivatives.shapes import dtype_of
@@ -91,9 +92,23 @@ def _runs_like(site: Site, number: int, g: Values) -> Any:
     return o.runs(g[0], dims=dims)
 
 
+def _ragged_dot(site: Site, number: int, g: Values) -> Any:
+    x, w, sizes = site.operands
+    if number:
+        return o.ragged_outer(x, g[0], sizes, dtype=None)
+    return o.ragged_dot(g[0], matrix_transpose(w), sizes, dtype=None)
+
+
+def _ragged_outer(site: Site, number: int, g: Values) -> Any:
+    x, y, sizes = site.operands
+    if number:
+        return o.ragged_dot(x, g[0], sizes, dtype=None)
+    return o.ragged_dot(y, matrix_transpose(g[0]), sizes, dtype=None)
+
+
 def _tiled(site: Site, number: int, g: Values) -> Any:
-    find = to_second if number else to_first
-    return find(*site.operands, g[0], site.params)
+    x, w = site.operands
+    return (to_second if number else to_first)(x, w, g[0], site.params)
 
 
 WINDOWS: dict[str, Derivative] = {
@@ -101,6 +116,8 @@ WINDOWS: dict[str, Derivative] = {
     "convolve_back": Linear(_convolve_back, together=False),
     "reduce_windows": Tangents(_extreme),
     "sum_windows": Linear(_sum_windows),
+    "ragged_dot": Linear(_ragged_dot, of=(0, 1), together=False),
+    "ragged_outer": Linear(_ragged_outer, of=(0, 1), together=False),
     "runs": Linear(_runs),
     "runs_like": Linear(_runs_like, of=(1,)),
 }

@@ -83,7 +83,9 @@ def conv_dimension_numbers(
             "the same letters for dims in space, and each letter once."
         )
     lhs, rhs, out = dimension_numbers
-    return ConvDimensionNumbers(_order(lhs, "NC", rhs), _order(rhs, "OI", rhs), _order(out, "NC", rhs))
+    return ConvDimensionNumbers(
+        _order(lhs, "NC", rhs), _order(rhs, "OI", rhs), _order(out, "NC", rhs)
+    )
 
 
 def _are_specs(numbers: Any, rank: int) -> bool:
@@ -259,8 +261,8 @@ def conv_general_dilated(
     """Return the sums of products of windows with a kernel, which is not turned round.
 
     Examples that are split stay where they are, and so do features that the kernel makes. Where
-    the features are split that are summed over, the devices' sums are added up. A split dim in space
-    stays split, and of it only what windows reach beyond the cuts moves.
+    the features are split that are summed over, the devices' sums are added up. A split dim in
+    space stays split, and of it only what windows reach beyond the cuts moves.
 
     Raises:
         ShapeError: if the operands' dims do not fit each other.
@@ -493,5 +495,3 @@ def conv_general_dilated_patches(
         features,
         preferred_element_type=preferred_element_type,
     )
-
-

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from operator import index
-from typing import Any, NamedTuple, Protocol, cast, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from meshard.ops.array.dynamic import dynamic_slice
 from meshard.ops.array.shape import broadcast_to, reshape, transpose
 from meshard.ops.array.take import gap
 from meshard.ops.engine.concrete import is_traced
-from meshard.ops.lax.table import finished, named
+from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
@@ -94,9 +94,8 @@ class GatherScatterMode(Enum):
         >>> lax.GatherScatterMode.from_any("clip").name
         'CLIP'
         """
-        name = {None: "FILL_OR_DROP", "fill": "FILL_OR_DROP", "drop": "FILL_OR_DROP"}.get(
-            getattr(s, "name", s), str(getattr(s, "name", s)).upper()
-        )
+        given = "fill" if s is None else str(getattr(s, "name", s))
+        name = "FILL_OR_DROP" if given in ("fill", "drop") else given.upper()
         if name not in GatherScatterMode.__members__:
             raise ArgumentError(
                 f"GatherScatterMode: the modes are 'clip', 'fill', 'drop', 'promise_in_bounds' and "
@@ -359,23 +358,6 @@ _SCATTER = (
 )
 
 
-class Scatter(Protocol):
-    """A change of windows at positions that are values."""
-
-    def __call__(
-        self,
-        operand: ArrayLike,
-        scatter_indices: ArrayLike,
-        updates: ArrayLike,
-        dimension_numbers: Any,
-        *,
-        indices_are_sorted: bool = False,
-        unique_indices: bool = False,
-        mode: Any = None,
-    ) -> Array:
-        """Change them."""
-
-
 def _windows_of(
     what: str, x: Any, places: Any, shape: Sequence[int], given: Any
 ) -> tuple[_Windows, list[int]]:
@@ -407,37 +389,6 @@ def _windows_of(
     return windows, [*batch, *inner]
 
 
-def _scatter(name: str, how: str, text: str, shown: str) -> Scatter:
-    def function(
-        operand: Any,
-        scatter_indices: Any,
-        updates: Any,
-        dimension_numbers: Any,
-        *,
-        indices_are_sorted: bool = False,
-        unique_indices: bool = False,
-        mode: Any = None,
-    ) -> Array:
-        x, places, value = as_array(operand), as_array(scatter_indices), as_array(updates)
-        clamp = GatherScatterMode.from_any(mode) is GatherScatterMode.CLIP
-        windows, order = _windows_of(name, x, places, value.shape, dimension_numbers)
-        found: Array = _scattered(x, _ordered(value, order), windows, clamp, how)
-        return found
-
-    text = f"""{text}
-
-    Changes move to the devices that have the elements, which apply them in the order of the
-    positions.
-
-    Raises:
-        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
-        ShapeError: if updates do not fit the positions and the operand.
-        DtypeError: if positions are not integers.
-    """
-    made = finished(function, name, text, (_SCATTER.format(name=name), shown), **_MEANING)
-    return cast(Scatter, made)
-
-
 _MEANING = {
     "scatter_indices": "positions of windows' first elements; the last dim holds their numbers.",
     "updates": "the windows' new values, or what their elements are combined with.",
@@ -447,22 +398,187 @@ _MEANING = {
     "func": "an elementwise function.",
     "update_shape": "the shape that updates would have.",
 }
-scatter = _scatter("scatter", "set", "Return a copy with new windows.", "[5.0, 1.0, 1.0, 7.0]")
-scatter_add = _scatter(
-    "scatter_add", "add", "Return a copy with windows added.", "[6.0, 1.0, 1.0, 10.0]"
-)
-scatter_sub = _scatter(
-    "scatter_sub", "subtract", "Return a copy with windows subtracted.", "[-4.0, 1.0, 1.0, -8.0]"
-)
-scatter_mul = _scatter(
-    "scatter_mul", "multiply", "Return a copy multiplied by windows.", "[5.0, 1.0, 1.0, 14.0]"
-)
-scatter_min = _scatter(
-    "scatter_min", "min", "Return a copy with the minima of it and windows.", "[1.0, 1.0, 1.0, 1.0]"
-)
-scatter_max = _scatter(
-    "scatter_max", "max", "Return a copy with the maxima of it and windows.", "[5.0, 1.0, 1.0, 7.0]"
-)
+
+
+def _changed(
+    ways: tuple[str, str], x: Any, places: Any, value: Any, numbers: Any, mode: Any
+) -> Any:
+    """Return an array changed by windows.
+
+    Args:
+        ways: the function's name, and how the row combines elements.
+        x: the array.
+        places: the positions.
+        value: what the windows hold.
+        numbers: which dims are what.
+        mode: what becomes of windows that are not all inside.
+    """
+    x, places, value = as_array(x), as_array(places), as_array(value)
+    clamp = GatherScatterMode.from_any(mode) is GatherScatterMode.CLIP
+    windows, order = _windows_of(ways[0], x, places, value.shape, numbers)
+    return _scattered(x, _ordered(value, order), windows, clamp, ways[1])
+
+
+@named(_SCATTER.format(name="scatter"), "[5.0, 1.0, 1.0, 7.0]", **_MEANING)
+def scatter(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with new windows; of those that overlap the last one counts.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter", "set"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
+
+
+@named(_SCATTER.format(name="scatter_add"), "[6.0, 1.0, 1.0, 10.0]", **_MEANING)
+def scatter_add(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with windows added.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter_add", "add"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
+
+
+@named(_SCATTER.format(name="scatter_sub"), "[-4.0, 1.0, 1.0, -8.0]", **_MEANING)
+def scatter_sub(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with windows subtracted.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter_sub", "subtract"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
+
+
+@named(_SCATTER.format(name="scatter_mul"), "[5.0, 1.0, 1.0, 14.0]", **_MEANING)
+def scatter_mul(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with elements multiplied by those of windows.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter_mul", "multiply"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
+
+
+@named(_SCATTER.format(name="scatter_min"), "[1.0, 1.0, 1.0, 1.0]", **_MEANING)
+def scatter_min(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with the minima of elements and those of windows.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter_min", "min"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
+
+
+@named(_SCATTER.format(name="scatter_max"), "[5.0, 1.0, 1.0, 7.0]", **_MEANING)
+def scatter_max(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    updates: ArrayLike,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Array:
+    """Return a copy with the maxima of elements and those of windows.
+
+    Changes move to the devices that have the elements, which apply them in the order of the
+    positions.
+
+    Raises:
+        ArgumentError: if the dimension numbers do not fit, or there is no such mode.
+        ShapeError: if updates do not fit the positions and the operand.
+        DtypeError: if positions are not integers.
+    """
+    found: Array = _changed(
+        ("scatter_max", "max"), operand, scatter_indices, updates, dimension_numbers, mode
+    )
+    return found
 
 
 @named(

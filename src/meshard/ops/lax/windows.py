@@ -17,6 +17,7 @@ from meshard.ops.lax.table import named
 from meshard.ops.windows.convolve import reached
 from meshard.ops.windows.reduce import Window, folded, least_of, reduced
 from meshard.runtime import trees
+from meshard.runtime.moving.place import as_array
 
 _KNOWN = (
     ("add", table.add, elementwise.add),
@@ -73,17 +74,28 @@ def reduce_window(
     reach = [reached(n, d) for n, d in zip(sizes, dilation, strict=True)]
     pads = pads_of(what, padding, room, reach, strides)
     work = []
-    for d, (size, pair, *rest) in enumerate(zip(sizes, pads, strides, between, dilation, strict=True)):
+    for d, (pair, *way) in enumerate(zip(pads, sizes, strides, between, dilation, strict=True)):
+        size, *rest = way
         window = Window(size, *pair, *rest)
         if window != Window(1, 0, 0, 1, 1, window.dilation):
             work.append((d, window))
-    known = next((how for how, *of in _KNOWN if any(f is computation for f in of)), None)
-    if known is not None and len(arrays) == 1 and work:
-        found = reduced(arrays[0], tuple(work), known)
-        own = 0 if known == "add" else least_of(arrays[0].dtype, known)
-        neutral = not is_traced(begin[0]) and np.asarray(init_value) == own
-        return trees.unflatten(structure, [found if neutral else computation(begin[0], found)])
+    if len(arrays) == 1 and work:
+        known = _by_one(arrays[0], init_value, computation, tuple(work))
+        if known is not None:
+            return trees.unflatten(structure, [known])
     combine = on_leaves(what, computation, structure)
     if not work:
         return trees.unflatten(structure, combine(begin, arrays))
     return trees.unflatten(structure, folded(arrays, begin, tuple(work), combine))
+
+
+def _by_one(x: Any, init_value: Any, computation: Any, work: Any) -> Any:
+    """Return the reduction by a known operation; None if the operation is another one."""
+    known = next((how for how, *of in _KNOWN if any(f is computation for f in of)), None)
+    if known is None:
+        return None
+    found, begin = reduced(x, work, known), trees.flatten(init_value)[0][0]
+    own = 0 if known == "add" else least_of(x.dtype, known)
+    if not is_traced(begin) and np.asarray(begin) == own:
+        return found
+    return computation(as_array(begin).astype(x.dtype, copy=False), found)

@@ -1,1 +1,1 @@
-"""Windows that slide along dims: convolutions, reductions of windows, what they need of neighbours."""
+"""Windows that slide along dims: convolutions, reductions, tiles with their edges."""

@@ -162,9 +162,7 @@ def _to_second(x: Any, g: Any, *, work: Any, terms: Terms, sizes: tuple[int, ...
     turned = (first, lettered(last, "t", "k"), lettered(second, "k", "t"))
     given = own.tiles.apart(g, own.places)
     steps = own.steps[::-1]
-    return bind(
-        "convolve", own.tiles.x, given, terms=turned, steps=steps, sizes=sizes, dtype=None
-    )
+    return bind("convolve", own.tiles.x, given, terms=turned, steps=steps, sizes=sizes, dtype=None)
 
 
 def _spread(x: Any, w: Any, *, work: Any, terms: Terms, dtype: Any) -> Any:

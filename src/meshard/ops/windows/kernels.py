@@ -55,16 +55,23 @@ def roles_of(terms: Terms) -> Roles:
     x, w, y = (term.split() for term in terms)
     count = sum(f[0] == "s" for f in x)
     both = [f for f in x if f in w and f in y]
-    rows = [f for f in x if f in y and f not in w]
-    columns = [f for f in w if f in y and f not in x]
-    inner = [f for f in x if f in w and f not in y]
-    orders = []
-    for term, own, letter in ((x, (rows, inner), "s"), (w, (columns, inner), "k")):
-        names = [*both, *own[0], *own[1], *[f"{letter}{i}" for i in range(count)]]
-        orders.append(tuple(map(term.index, names)))
-    places = [*both, *rows, *columns, *[f"t{i}" for i in range(count)]]
-    sizes = map(len, (both, rows, columns, inner))
-    return Roles(*sizes, count, orders[0], orders[1], tuple(map(y.index, places)))
+    rows, columns, inner = _common(x, y, w), _common(w, y, x), _common(x, w, y)
+    s, k, t = ([f"{letter}{i}" for i in range(count)] for letter in "skt")
+    return Roles(
+        len(both),
+        len(rows),
+        len(columns),
+        len(inner),
+        count,
+        tuple(map(x.index, (*both, *rows, *inner, *s))),
+        tuple(map(w.index, (*both, *columns, *inner, *k))),
+        tuple(map(y.index, (*both, *rows, *columns, *t))),
+    )
+
+
+def _common(first: Sequence[str], second: Sequence[str], other: Sequence[str]) -> list[str]:
+    """Return what two have and a third has not, as it is in the first."""
+    return [f for f in first if f in second and f not in other]
 
 
 def _is_last(terms: Terms) -> bool:
@@ -243,14 +250,14 @@ def _window_by_window(x: Block, w: Block, steps: Any, of: _Shapes) -> Block:
     found = np.zeros((of.g, 1, 1, *of.t), x.dtype)
     products = np.empty((of.g, of.c, *of.k), x.dtype)
     for t in np.ndindex(*of.t):
-        inside = tuple(
+        inside: Any = tuple(
             [
                 slice(i * s, i * s + (n - 1) * d + 1, d)
                 for i, s, d, n in zip(t, *steps, of.k, strict=True)
             ]
         )
-        np.multiply(x[(slice(None), 0, slice(None), *inside)], w[:, 0], out=products)
-        found[(slice(None), 0, 0, *t)] = products.reshape(of.g, -1).sum(1)
+        np.multiply(x[:, 0][(..., *inside)], w[:, 0], out=products)
+        found[:, 0, 0][(..., *t)] = products.reshape(of.g, -1).sum(1)
     return found
 
 
@@ -346,12 +353,12 @@ def _turned(y: Block, w: Block, terms: Terms, steps: Any, sizes: Sequence[int]) 
         around[at] = (before, max(n - y.shape[at], 0))
         turned[own] = slice(None, None, -1)
     wide = np.pad(y, around)
-    own = (lettered(third, "t", "s"), second, lettered(x, "s", "t"))
-    return convolved(wide, w[tuple(turned)], own, steps, sizes)
+    turned_terms = (lettered(third, "t", "s"), second, lettered(x, "s", "t"))
+    return convolved(wide, w[tuple(turned)], turned_terms, steps, sizes)
 
 
 def _columns_back(y: Block, w: Block, steps: Any, shape: tuple[int, ...]) -> Block:
-    g, n, c, *sizes = shape
+    g, n, c = shape[:3]
     o, t, k = y.shape[2], y.shape[3:], w.shape[3:]
     found = np.zeros(shape, y.dtype)
     long, outer, count = math.prod(k), math.prod(t), len(t)

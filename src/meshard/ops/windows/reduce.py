@@ -46,7 +46,7 @@ def least_of(dtype: Any, how: str) -> Any:
     if dtype.kind == "b":
         return np.bool_(how == "min")
     limits = limits_of(dtype)
-    return np.asarray(limits.min if how == "max" else limits.max).astype(dtype)[()]
+    return np.asarray(limits.least if how == "max" else limits.greatest).astype(dtype)[()]
 
 
 def reduced(x: Any, work: Any, how: str) -> Any:
@@ -119,9 +119,7 @@ def folded(
         combine: from two lists of arrays to a list of arrays.
     """
     operands = (*xs, *begin)
-    found: list[Any] = when_laid_out(
-        "fold_window", _folded, *operands, work=work, combine=combine
-    )
+    found: list[Any] = when_laid_out("fold_window", _folded, *operands, work=work, combine=combine)
     return found
 
 

@@ -55,32 +55,16 @@ def _wide(x: Block, dtype: Dtype) -> Block:
     return x if x.dtype == dtype else cast(x, dtype)
 
 
-def _convolve(
-    x: Block,
-    w: Block,
-    *,
-    terms: Terms,
-    steps: Any,
-    sizes: tuple[int, ...],
-    dtype: Dtype | None,
-    accumulator: Dtype,
-    out: Block | None = None,
-) -> Block:
-    return convolved(_wide(x, accumulator), _wide(w, accumulator), terms, steps, sizes)
+def _ways(given: Params) -> tuple[Terms, Any, tuple[int, ...]]:
+    return given["terms"], given["steps"], given["sizes"]
 
 
-def _convolve_back(
-    y: Block,
-    w: Block,
-    *,
-    terms: Terms,
-    steps: Any,
-    sizes: tuple[int, ...],
-    dtype: Dtype | None,
-    accumulator: Dtype,
-    out: Block | None = None,
-) -> Block:
-    return convolved_back(_wide(y, accumulator), _wide(w, accumulator), terms, steps, sizes)
+def _convolve(x: Block, w: Block, *, accumulator: Dtype, **given: Any) -> Block:
+    return convolved(_wide(x, accumulator), _wide(w, accumulator), *_ways(given))
+
+
+def _convolve_back(y: Block, w: Block, *, accumulator: Dtype, **given: Any) -> Block:
+    return convolved_back(_wide(y, accumulator), _wide(w, accumulator), *_ways(given))
 
 
 for _name, _rule, _kernel in (
@@ -181,7 +165,7 @@ def _runs_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[
 
 
 def _laid_back_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[tuple[DimMap, ...]]:
-    arguments = {d: pieces for d, pieces in params["dims"]}
+    arguments = dict(params["dims"])
     like, given = shapes
     none = tuple(DimMap(n, n, ()) for n in like)
     back = [

@@ -65,10 +65,10 @@ def _tiling(cuts: Sequence[int], span: Span) -> _Tiling:
     middle = span.low - (span.reach - 1) // 2
     inner = [-(-(cut + middle) // span.stride) for cut in cuts[1:-1]]
     ends = [0, *[min(max(end, 0), span.count) for end in inner], span.count]
-    most = max(b - a for a, b in zip(ends, ends[1:], strict=False))
+    most = max(b - a for a, b in itertools.pairwise(ends))
     each = (most - 1) * span.stride + span.reach
     into, back = [], []
-    for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+    for i, (a, b) in enumerate(itertools.pairwise(ends)):
         if a == b:
             continue
         start = a * span.stride - span.low
@@ -203,6 +203,7 @@ class Tiles:
         for d, span in self.spans.items():
             n, way = self._source.shape[d], self._ways.get(d)
             line = own.get(d, np.ones(n, bool))
+            made: Any
             if way is None:
                 last = n + min(span.high, 0)
                 kept = line[max(-span.low, 0) : max(last, 0)]
