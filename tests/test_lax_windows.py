@@ -146,10 +146,10 @@ def test_dtypes_of_convolutions(short, jax):
     found = alone(
         lambda: [
             whole(lax.conv(*[mnp.asarray(v, short) for v in (x, w)], (1,), "SAME", **more))
-            for more in ({}, {"preferred_element_type": "float64"})
+            for more in ({}, {"preferred_element_type": "complex128"})
         ]
     )
-    assert [f.dtype.name for f in found] == [short, "float64"] or short == "complex64"
+    assert [f.dtype.name for f in found] == [short, "complex128"]
     np.testing.assert_array_equal(found[0].astype("complex"), np.asarray(expected, "complex"))
 
 
@@ -229,7 +229,8 @@ def test_reduced_windows(name, jax):
         def f(m: Any, a: Any, how: str = how, init: float = init) -> Any:
             return m.reduce_window(a, init, getattr(m, how), *positional, **named)
 
-        if how == "mul" or (how == "max" and "base_dilation" in named):  # JAX has no gradient
+        dilated = how == "max" and bool(named)
+        if how == "mul" or init == 2.0 or dilated:  # JAX has no gradient
             expected = np.asarray(f(jax.lax, x.astype("float32")))
             found = everywhere(lambda f=f: [whole(f(lax, cut(x, *s))) for s in ACROSS])
             assert all(np.array_equal(v, expected) for v in found)

@@ -89,7 +89,7 @@ def _runs_like(site: Site, number: int, g: Values) -> Any:
             for d, p in site.params["dims"]
         ]
     )
-    return o.runs(g[0], dims=dims)
+    return o.tile_runs(g[0], dims=dims)
 
 
 def _ragged_dot(site: Site, number: int, g: Values) -> Any:
@@ -119,6 +119,7 @@ WINDOWS: dict[str, Derivative] = {
     "ragged_dot": Linear(_ragged_dot, of=(0, 1), together=False),
     "ragged_outer": Linear(_ragged_outer, of=(0, 1), together=False),
     "runs": Linear(_runs),
+    "tile_runs": Linear(_runs),
     "runs_like": Linear(_runs_like, of=(1,)),
 }
 """The derivative of each row of windows."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshard.ops.array.shape import reshape
+from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.dtypes.laws import is_float
 from meshard.ops.dtypes.promotion import limits_of
 from meshard.ops.engine.later import relaid, when_laid_out
@@ -124,13 +124,17 @@ def folded(
 
 
 def _folded(*operands: Any, work: Any, combine: Callable[..., list[Any]]) -> list[Any]:
-    count = len(operands) // 2
-    placed, inside, tiles, ways = _tiled(operands[:count], work)
+    half = len(operands) // 2
+    placed, inside, tiles, ways = _tiled(operands[:half], work)
     rank = placed[0].ndim
-    total = [reshape(v, (*v.shape, *(1,) * (rank - v.ndim))) for v in operands[count:]]
+    total = [reshape(v, (*v.shape, *(1,) * (rank - v.ndim))) for v in operands[half:]]
     if inside is not None:
         placed = [bind("where", inside, x, v) for x, v in zip(placed, total, strict=True)]
     sizes, strides, dilations, counts = ([way[i] for way in ways] for i in range(1, 5))
+    size = list(placed[0].shape)
+    for d, *_, count in ways:
+        size[d] = count
+    total = [broadcast_to(v, tuple(size)) for v in total]
     for _, place in taps(sizes, counts, (strides, dilations)):
         index = [slice(None)] * rank
         for (d, *_), at in zip(ways, place, strict=True):

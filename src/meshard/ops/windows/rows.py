@@ -176,4 +176,5 @@ def _laid_back_maps(shapes: Sequence[tuple[int, ...]], params: Params) -> list[t
 
 
 register(MoveOp("runs", _runs_maps))
+register(MoveOp("tile_runs", _runs_maps, even=True))
 register(MoveOp("runs_like", _laid_back_maps, follow=True))

@@ -124,7 +124,7 @@ class Tiles:
         """The tiles, which are made at every look."""
         x = self._source
         if self._runs:
-            x = reshape(bind("runs", x, dims=tuple(self._runs)), self._cut)
+            x = reshape(bind("tile_runs", x, dims=tuple(self._runs)), self._cut)
         # Last of all, so that no zeros pass between devices.
         return padded(x, self._pads) if self._pads else x
 
@@ -160,7 +160,7 @@ class Tiles:
             moves.append((at - number, way.parts * way.most, back))
         for d, at in order:
             shape[at : at + 1] = [self._ways[d].parts, self._ways[d].most]
-        return reshape(bind("runs", g, dims=tuple(moves)), tuple(shape))
+        return reshape(bind("tile_runs", g, dims=tuple(moves)), tuple(shape))
 
     def count(self, dim: int) -> int:
         """Return the number of windows along a dim, in each tile if it is in tiles."""

@@ -307,7 +307,8 @@ ROWS: dict[str, Rule] = {
     "contract": _contract,
     **dict.fromkeys(["convolve", "convolve_back"], _convolve),
     **dict.fromkeys(
-        ["reduce_windows", "sum_windows", "window_first", "runs", "runs_like"], _shifted("dims")
+        ["reduce_windows", "sum_windows", "window_first", "runs", "tile_runs", "runs_like"],
+        _shifted("dims"),
     ),
     "reshape": _reshape,
     "flat": _flat,
