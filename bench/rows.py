@@ -8,11 +8,14 @@ from bench import (
     rows_foundation,
     rows_interop,
     rows_jit,
+    rows_linalg,
+    rows_order,
     rows_planning,
     rows_positions,
     rows_programs,
     rows_random,
     rows_ranks,
+    rows_sparse,
 )
 from bench.harness import Row
 
@@ -21,10 +24,13 @@ GROUPS: Mapping[str, Sequence[Row]] = {
     "JAX's arrays": rows_interop.ROWS,
     "planning": rows_planning.ROWS,
     "positions": rows_positions.ROWS,
+    "linear algebra": rows_linalg.ROWS,
+    "order": rows_order.ROWS,
     "programs": rows_programs.ROWS,
     "jitted": rows_jit.ROWS,
     "gradients": rows_derivatives.ROWS,
     "random": rows_random.ROWS,
+    "sparse": rows_sparse.ROWS,
     "processes": rows_ranks.ROWS,
 }
 ROWS: tuple[Row, ...] = tuple(row for rows in GROUPS.values() for row in rows)
@@ -36,6 +42,7 @@ QUICK = (
     *("jit-tiny", "jit-tanh-chain", "jit-arithmetic", "jit-softmax", "jit-softmax-split"),
     *("jit-layer-norm", "jit-heat", "jit-power", "jit-ridge", "psum-small-jit"),
     *("random-normal", "ranks-columns", "ranks-tree", "ranks-tiny", "ranks-allreduce", "ranks-cg"),
+    "sparse-cg",
 )
 """A row of each kind, for a look that takes less than two minutes."""
 

@@ -23,6 +23,7 @@ import meshard.numpy as mnp
 from meshard import checkpoint, nn, optim, print0
 from meshard.sharding import NamedSharding
 from meshard.sharding import PartitionSpec as P
+from meshard.tree_util import keystr
 
 CONTEXT, WIDTH, HEADS, LAYERS, SEQUENCES = 64, 64, 4, 2, 32
 
@@ -157,7 +158,7 @@ def tensor_parallel(state, mesh):
         "down": P("model"),
     }
     return meshard.tree.map_with_path(
-        lambda path, x: NamedSharding(mesh, split.get(path[-1], P())), state
+        lambda path, x: NamedSharding(mesh, split.get(keystr(path[-1:], simple=True), P())), state
     )
 
 

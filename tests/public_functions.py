@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 import meshard
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from tests.odd_array_calls import Case, cases
 from tests.tangents import moves
 from tests.worlds import whole

@@ -17,6 +17,7 @@ import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import MeshardError
 from meshard.ops.engine.eager import EAGER
+from meshard.ops.linalg.triangular import solve_triangular
 from meshard.runtime.doors import Interpreter, Params, bind, interpreting
 from tests import odd_array_calls
 
@@ -90,6 +91,7 @@ def _more() -> Iterator[Callable[[], Any]]:
     yield lambda: mnp.linalg.eigh(x.T @ x, UPLO="U")
     yield lambda: mnp.linalg.cholesky(x[:, :3] @ x[:, :3].T + mnp.eye(3), upper=True)
     yield lambda: mnp.linalg.solve(mnp.eye(3) + 1, x)
+    yield lambda: [solve_triangular(mnp.eye(3) + 1, x, lower=lower) for lower in (True, False)]
     yield lambda: lax.dynamic_slice(x, (mnp.asarray(1), 0), (2, 3))
     yield lambda: lax.dynamic_update_slice(x, x[:2, :2], (mnp.asarray(1), 1))
     yield lambda: [getattr(x.at[i], how)(x[i]) for how in ("set", "add", "subtract", "get")[:3]]

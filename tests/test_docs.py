@@ -97,6 +97,8 @@ def test_public_values_are_written_alike_in_every_version_of_python() -> None:
         and found.__module__.startswith("meshard.")
         and not issubclass(found, BaseException | enum.Enum)
         and not inspect.isabstract(found)
+        and not hasattr(found, "dtype")  # float32 and its kin make arrays
+        and not getattr(found, "_is_protocol", False)
     }
     assert len(ours) > 20
     wrong = {name for name, kind in ours.items() if snippets.may_change(snippets.writer_of(kind))}

@@ -528,6 +528,7 @@ def test_every_example_is_tested() -> None:
         "train_mlp",
         "nano_transformer",
         "digits_pipeline",
+        "sparse_poisson",
     }  # by tests of their own, such as tests/test_demo.py
     shown = {"principal_components", "tensor_parallel", "train_to_serve", "checkpoint"}
     shown |= {"monte_carlo", "mandelbrot"}  # by tests/test_site.py, as all are

@@ -32,9 +32,9 @@ MAX_MODULES = 14
 TOWER = ("errors", "tuning", "settings", "algebra", "plan", "runtime", "ops", "transforms")
 DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
-    | {"ad_checkpoint", "checkpoint_policies", "optim"}
+    | {"ad_checkpoint", "checkpoint_policies", "optim", "scipy"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
-    | {"array_api"}
+    | {"array_api", "flatten_util", "tree_util"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.
@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "mpi": frozenset({"numpy", "mpi4py"}),
     "weights": frozenset({"numpy", "ml_dtypes", "optree", "xxhash", "zarr", "h5py"}),
     "compat": frozenset({"numpy"}),
-    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch"}),
+    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch", "dask", "zarr"}),
     "resilience": frozenset({"numpy", "optree", "rich", "xxhash"}),
     "cli": frozenset({"numpy", "click", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),
@@ -95,6 +95,7 @@ CATCHES_ALL: dict[str, str] = {
     "weights/checkpoint/save.py:run": "raised by the handle's wait, or told at the program's end",
     "resilience/feeding/tasks.py:_run": "raised by the task's result",
     "resilience/feeding/serve.py:go_on": "told to the job that asked, and raised there",
+    "transforms/body/members.py:_run": "raised in the thread that waits for the run",
     "runtime/simulated.py:body": "raised in the caller's thread",
     "mpi/launch.py:_made": "the job is aborted, since the other processes wait for this one",
 }

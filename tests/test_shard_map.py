@@ -273,7 +273,7 @@ REFUSALS = {
         r"args\[1\]\['a'\]\[1\]",
     ),
     "uneven": (
-        lambda: over(lambda x: x, P("i"), P("i"))(put(np.ones(6), "i", uneven="balanced")),
+        lambda: over(lambda x: x, P("i"), P("i"))(np.ones(6)),
         IndivisibleError,
         "dim 0 of size 6 over the mesh axis 'i' of size 4",
     ),

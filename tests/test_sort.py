@@ -14,7 +14,7 @@ import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
 from meshard.ops.array import samplesort
 from meshard.ops.dtypes.promotion import SMALL_FLOATS
-from meshard.ops.reductions import select, sort
+from meshard.ops.reductions import distinct, partition, select, sort
 from meshard.runtime.doors import bind
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P
@@ -54,9 +54,9 @@ def _order(value: np.ndarray, axis: int, descending: bool) -> np.ndarray:
 def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sort small arrays as such, or as if they were large."""
     if not request.param:
-        for module in (sort, samplesort):
+        for module in (sort, samplesort, distinct):
             monkeypatch.setattr(module, "GATHERED_SORT", -1)
-        monkeypatch.setattr(select, "_COUNTED", 0)
+        monkeypatch.setattr(select, "_pays", lambda x, axis, ranks: True)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -206,20 +206,30 @@ def test_what_is_selected_is_what_sorting_puts_there(gathered: None, data: st.Da
     lay = data.draw(lays(shape))
     n = shape[-1]
     kth = sorted(data.draw(st.sets(st.integers(0, n - 1), min_size=1, max_size=4)))
+    axis = tuple(sorted(data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))))
+    back = np.moveaxis(value, axis, range(len(shape) - len(axis), len(shape)))
+    back = back.reshape(*back.shape[: len(shape) - len(axis)], -1)
+    some = sorted({k % back.shape[-1] for k in kth})
+    ranks = np.random.default_rng(n).integers(0, back.shape[-1], (*back.shape[:-1], 3))
 
     def body() -> Any:
         x = lay.put(value)
         parts = [mnp.partition(x, kth), mnp.argpartition(x, kth)]
-        found, parted = [
-            p if value.dtype.kind in "biu" else p + 0 for p in (select.selected(x, kth), parts[0])
+        chosen = [select.selected(x, axis, some), select.selected_at(x, axis, ranks)]
+        one, other, parted = [
+            p if value.dtype.kind in "biu" else p + 0 for p in (*chosen, parts[0])
         ]
-        return fetched([found, parted, parts[1]])
+        return fetched([one, other, parted, parts[1]])
 
-    found, parted, order = everywhere(body)
+    one, other, parted, order = everywhere(body)
+    if value.dtype.kind not in "biu":
+        back = back + value.dtype.type(0)
+    ordered = np.take_along_axis(back, _order(back, -1, False), -1)
+    same(one, ordered[..., some])
+    same(other, np.take_along_axis(ordered, ranks, -1))
     value = value if value.dtype.kind in "biu" else value + value.dtype.type(0)  # -0.0: 0.0
     ordered = np.take_along_axis(value, _order(value, -1, False), -1)
     wanted = ordered[..., kth]
-    same(found, wanted)
     for result in (parted, np.take_along_axis(value, order, -1)):
         same(result[..., kth], wanted)
         again = np.take_along_axis(result, _order(result, -1, False), -1)
@@ -243,13 +253,13 @@ def test_few_elements_are_brought_together_to_select_one(
         value = np.arange(n) % 59.0  # the step of the samples: all of them are equal
     ranks = (0, 3, n // 3, n // 2, n - 1)
     in_full: list[Any] = []
-    sort_split = select.sort_split
-    monkeypatch.setattr(select, "sort_split", lambda x: in_full.append(x) or sort_split(x))
+    sort_all = select.sort
+    monkeypatch.setattr(select, "sort", lambda x: in_full.append(x) or sort_all(x))
 
     def body() -> Any:
         x = put(value, ("i", "j"))
         with watched() as seen:
-            found = whole(select.selected(x, ranks))
+            found = whole(select.selected(x, (0,), ranks))
         assert seen.largest < 1.3 * value.size / 8
         return found
 
@@ -262,7 +272,7 @@ def test_few_elements_are_brought_together_to_select_one(
 def test_top_k(gathered: None) -> None:
     value = np.random.default_rng(0).permutation(60)
     for x in (put(value, "i"), put(value.reshape(5, 12), None, "i")):
-        found, places = sort.top_k(x, 4)
+        found, places = partition.top_k(x, 4)
         rows = value.reshape(whole(x).shape)
         order = np.flip(np.argsort(rows), -1)[..., :4]
         same(whole(places), order)
@@ -270,7 +280,7 @@ def test_top_k(gathered: None) -> None:
     with pytest.raises(
         ArgumentError, match=r"top_k: k must be from 0 to the size of dim 0, 60, got 61"
     ):
-        sort.top_k(put(value, "i"), 61)
+        partition.top_k(put(value, "i"), 61)
 
 
 @settings(max_examples=50)
@@ -319,11 +329,6 @@ def test_refusals() -> None:
         mnp.partition(x, 4, 0)
     with pytest.raises(ArgumentError, match="digitize: the bins must be edges that rise or fall"):
         mnp.digitize(x, np.array([1, 3, 2]))
-    with pytest.raises(
-        ArgumentError,
-        match=r"unique: axis must be None, got 0 of type int\. Distinct slices along a dim are not",
-    ):
-        mnp.unique(x, axis=0)
     with pytest.raises(
         ShapeError, match=r"extract: the condition of shape \(3,\) .* \(4, 2\) must have"
     ):

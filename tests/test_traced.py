@@ -282,7 +282,7 @@ LINALG: dict[str, list[Case]] = {
 }
 ATTENTION = {"bias": np.ones((1, 2, 3, 3)), "mask": np.tri(3, dtype=bool)[None, None]}
 NN: dict[str, list[Case]] = {
-    **calls(nn, " ".join(nn.__all__), lambda t: (t(F - 0.5),)),
+    **calls(nn, " ".join(n for n in nn.__all__ if n != "initializers"), lambda t: (t(F - 0.5),)),
     "one_hot": [lambda t: nn.one_hot(t(N), 4)],
     "softmax": [lambda t: nn.softmax(t(F)), lambda t: nn.softmax(F, where=t(B))],
     "log_softmax": [lambda t: nn.log_softmax(F, axis=0, where=t(B))],

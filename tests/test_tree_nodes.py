@@ -10,6 +10,7 @@ import pytest
 
 from meshard import tree
 from meshard.errors import ArgumentError
+from meshard.tree_util import keystr
 
 
 def pair() -> type:
@@ -62,7 +63,8 @@ def test_functions_say_how_a_class_comes_apart() -> None:
 def test_fields_are_named_in_paths_and_chosen() -> None:
     Layer = layer()
     tree.register_dataclass(Layer, ["b"], ["w", "name"])
-    assert tree.flatten_with_path(Layer(1, {"k": 2}, "n"))[0] == [(("b", "k"), 2)]
+    (path, leaf), *rest = tree.flatten_with_path(Layer(1, {"k": 2}, "n"))[0]
+    assert (keystr(path), leaf, rest) == (".b['k']", 2, [])
 
 
 def test_refusals() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import meshard
 from meshard import tree
 from meshard.errors import TreeError
+from meshard.tree_util import keystr
 
 Point = namedtuple("Point", "x y")
 Box = namedtuple("Box", "a")
@@ -61,22 +62,16 @@ def test_maps_and_folds_are_jaxs(jax, value):
     assert len(tree.flatten(value, is_leaf)[0]) == len(jax.tree.flatten(value, is_leaf)[0])
 
 
-def plain(path: tuple[Any, ...]) -> tuple[Any, ...]:
-    """JAX's path of key objects as the keys, positions and names themselves."""
-    parts = []
-    for key in path:
-        (name,) = (n for n in ("key", "idx", "name") if hasattr(key, n))
-        parts.append(getattr(key, name))
-    return tuple(parts)
-
-
 @given(trees)
 def test_paths_lead_to_the_leaves_as_in_jax(jax: ModuleType, value):
     mine = tree.leaves_with_path(value)
-    theirs = [(plain(p), leaf) for p, leaf in jax.tree.leaves_with_path(value)]
-    # A field of a named tuple is a position here and a name there.
+    theirs = jax.tree.leaves_with_path(value)
     assert [leaf for _, leaf in mine] == [leaf for _, leaf in theirs]
-    assert [len(p) for p, _ in mine] == [len(p) for p, _ in theirs]
+    assert [repr(path) for path, _ in mine] == [repr(path) for path, _ in theirs]
+    for (path, _), (other, _) in zip(mine, theirs, strict=True):
+        assert keystr(path) == jax.tree_util.keystr(other)
+        given = {"simple": True, "separator": "/"}
+        assert keystr(path, **given) == jax.tree_util.keystr(other, **given)
     assert tree.flatten_with_path(value) == (mine, tree.structure(value))
     found = tree.map_with_path(lambda path, leaf: (len(path), leaf), value)
     assert found == jax.tree.map_with_path(lambda path, leaf: (len(path), leaf), value)
@@ -85,12 +80,8 @@ def test_paths_lead_to_the_leaves_as_in_jax(jax: ModuleType, value):
 def test_an_example():
     assert tree.leaves(EXAMPLE) == [3, 4, 1, 2]
     assert tree.map(lambda a: -a, EXAMPLE) == {"b": [-1, (-2, None)], "a": Point(-3, {"k": -4})}
-    assert [p for p, _ in tree.leaves_with_path(EXAMPLE)] == [
-        ("a", 0),
-        ("a", 1, "k"),
-        ("b", 0),
-        ("b", 1, 0),
-    ]
+    paths = [keystr(p) for p, _ in tree.leaves_with_path(EXAMPLE)]
+    assert paths == ["['a'].x", "['a'].y['k']", "['b'][0]", "['b'][1][0]"]
     assert tree.reduce(operator.mul, EXAMPLE) == 24
     assert tree.all({"a": True, "b": [1, 0]}) is False
     assert tree.all([]) is True

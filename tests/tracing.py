@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from meshard.ops.engine.eager import EAGER
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, interpreting
 from meshard.runtime.moving.place import as_array, home
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.jit.jit import jit
 

@@ -68,6 +68,18 @@ def conjugate_gradients(program: ModuleType) -> str:
     return heat_map(np.arcsinh(8 * found), "The potential of two charges", cuts=cuts)
 
 
+def sparse_poisson(program: ModuleType) -> str:
+    charges = np.zeros((32, 32))
+    charges[10, 10], charges[22, 20] = 1.0, -1.0
+    _, _, potential, log = program.solve(charges, NamedSharding(mesh("rows"), P("rows")))
+    received = [r.received for r in log.records if r.what == "sparse_times"][-1]
+    amounts = {
+        "entries that rows need": max(received.values()),
+        "the whole vector": potential.nbytes * 7 // 8,
+    }
+    return bars(amounts, "The bytes that a device receives in a product", "bytes per device")
+
+
 def newton_cg(program: ModuleType) -> str:
     (x, y), norms = program.problem(), []
     split = NamedSharding(mesh("feature"), P(None, "feature"), uneven="balanced")
@@ -297,7 +309,7 @@ def weight_sync(program: ModuleType) -> str:
 GROUPS: dict[str, tuple[Picture, ...]] = {
     "Linear algebra": (
         *(summa, collective_matmul, conjugate_gradients, newton_cg, principal_components),
-        fft3d,
+        *(sparse_poisson, fft3d),
     ),
     "Stencils, particles, fractals": (heat, inverse_heat, life, nbody, mandelbrot),
     "Learning": (

@@ -58,13 +58,16 @@ from meshard.algebra.sharding import NamedSharding as NamedSharding
 from meshard.algebra.spec import P as P
 from meshard.ops import install as _install  # noqa: F401  (it fills the doors below)
 from meshard.runtime.array.array import Array as Array, Shard as Shard, live_arrays as live_arrays
+from meshard.runtime.callers import named_call as named_call, named_scope as named_scope
 from meshard.runtime.devices import (
+    default_backend as default_backend,
     device_count as device_count,
     devices as devices,
     local_device_count as local_device_count,
     local_devices as local_devices,
     process_count as process_count,
     process_index as process_index,
+    process_indices as process_indices,
 )
 from meshard.runtime.doors import install_namespace as _install_namespace
 from meshard.runtime.moving.make import (
@@ -87,6 +90,8 @@ _ABSENT: dict[str, str] = {
     "tree_map": "it is meshard.tree.map",
     "DeviceArray": _ONE_TYPE,
     "ShardedDeviceArray": _ONE_TYPE,
+    "enable_x64": "arrays of 64 bits are always there; config.update('default_float', 'float32') "
+    "makes Python's floats shorter",
     "GlobalDeviceArray": "it is meshard.gda.GlobalDeviceArray",
 }
 
@@ -101,6 +106,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         debug as debug,
         elastic as elastic,
         experimental as experimental,
+        flatten_util as flatten_util,
         gda as gda,
         lax as lax,
         multihost_utils as multihost_utils,
@@ -109,6 +115,8 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
         optim as optim,
         random as random,
         resharding as resharding,
+        scipy as scipy,
+        tree_util as tree_util,
         typing as typing,
     )
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
@@ -117,8 +125,15 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.weights.moving.reshard import reshard as reshard
     from meshard.transforms.jit.explain import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
+    from meshard.transforms.jit.switches import (
+        clear_caches as clear_caches,
+        disable_jit as disable_jit,
+        ensure_compile_time_eval as ensure_compile_time_eval,
+        make_jaxpr as make_jaxpr,
+    )
     from meshard.transforms.shard_map import shard_map as shard_map
     from meshard.transforms.batching.vmap import vmap as vmap
+    from meshard.transforms.callbacks.printing import pure_callback as pure_callback
     from meshard.transforms.derivatives.arguments import float0 as float0
     from meshard.transforms.remat.remat import remat as remat
     from meshard.transforms.custom.gradient import (
@@ -138,6 +153,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.derivatives.jacobians import (
         hessian as hessian,
         jacfwd as jacfwd,
+        jacobian as jacobian,
         jacrev as jacrev,
         linear_transpose as linear_transpose,
         linearize as linearize,
@@ -157,6 +173,7 @@ else:
             "meshard.debug",
             "meshard.elastic",
             "meshard.experimental",
+            "meshard.flatten_util",
             "meshard.gda",
             "meshard.lax",
             "meshard.multihost_utils",
@@ -165,6 +182,7 @@ else:
             "meshard.optim",
             "meshard.random",
             "meshard.resharding",
+            "meshard.scipy",
             "meshard.runtime.moving.plan_reshard:plan_reshard",
             "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",
@@ -174,6 +192,7 @@ else:
             "meshard.transforms.jit.explain:explain",
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
+            "meshard.transforms.callbacks.printing:pure_callback",
             "meshard.transforms.derivatives.arguments:float0",
             "meshard.transforms.remat.remat:remat",
             "meshard.transforms.custom.gradient:closure_convert",
@@ -186,10 +205,16 @@ else:
             "meshard.transforms.derivatives.functions:vjp",
             "meshard.transforms.derivatives.jacobians:hessian",
             "meshard.transforms.derivatives.jacobians:jacfwd",
+            "meshard.transforms.derivatives.jacobians:jacobian",
             "meshard.transforms.derivatives.jacobians:jacrev",
+            "meshard.transforms.jit.switches:clear_caches",
+            "meshard.transforms.jit.switches:disable_jit",
+            "meshard.transforms.jit.switches:ensure_compile_time_eval",
+            "meshard.transforms.jit.switches:make_jaxpr",
             "meshard.transforms.derivatives.jacobians:linear_transpose",
             "meshard.transforms.derivatives.jacobians:linearize",
             "meshard.transforms.tracing.abstract:eval_shape",
+            "meshard.tree_util",
             "meshard.typing",
         ),
         advice=_ABSENT,

@@ -26,8 +26,9 @@ name                               meaning
                                    line; ``"full"``: it shows the frames inside meshard too
 ``on_gather``                      what happens where an array that is spread over several blocks is
                                    put together on the host, as by ``np.asarray``, ``tolist`` and
-                                   pickling: ``"allow"`` (default), ``"warn"`` or ``"error"``; open
-                                   ledgers list it
+                                   pickling, or a split matrix on every device, as by
+                                   ``linalg.eigh``: ``"allow"`` (default), ``"warn"`` or
+                                   ``"error"``; open ledgers list it
 ``writeable``                      whether ``x[i] = v`` and ``x += y`` change arrays, as within
                                    `meshard.numpy.writeable`; False by default
 ``parallel_functions_output_gda``  whether jit returns a `GlobalDeviceArray` for each array;

@@ -53,6 +53,13 @@ from meshard.runtime.watching.trace_file import (
     Event as Event,
     join_profiles as join_profiles,
 )
+from meshard.transforms.callbacks.printing import (
+    breakpoint as breakpoint,
+    callback as callback,
+    inspect_array_sharding as inspect_array_sharding,
+    log as log,
+    print as print,
+)
 from meshard.transforms.explain.explanation import (
     ExplainedStep as ExplainedStep,
     Explanation as Explanation,

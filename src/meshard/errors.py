@@ -190,7 +190,7 @@ class BudgetError(MeshardError, RuntimeError, explained=True):
 
 
 class GatherError(MeshardError, TypeError):
-    """An array would be put together on the host, and the setting ``on_gather`` forbids it."""
+    """An array would be put together, and the setting ``on_gather`` forbids it."""
 
 
 class LinAlgError(MeshardError, np.linalg.LinAlgError):

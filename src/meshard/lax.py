@@ -207,6 +207,7 @@ from meshard.ops.lax.table import (
     tanh as tanh,
 )
 from meshard.ops.lax.windows import reduce_window as reduce_window
+from meshard.transforms.collectives.halo import halo as halo, halo_add as halo_add
 from meshard.transforms.collectives.named_axes import (
     all_gather as all_gather,
     all_gather_invariant as all_gather_invariant,

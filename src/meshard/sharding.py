@@ -19,8 +19,13 @@ from meshard.algebra.attributes import door as _door
 from meshard.algebra.abstract import Sharding as Sharding
 from meshard.algebra.boxed import BoxSharding as BoxSharding
 from meshard.algebra.mesh import (
+    AbstractMesh as AbstractMesh,
     AxisType as AxisType,
     Mesh as Mesh,
+    get_abstract_mesh as get_abstract_mesh,
+    get_mesh as get_mesh,
+    set_mesh as set_mesh,
+    use_abstract_mesh as use_abstract_mesh,
 )
 from meshard.algebra.sharding import (
     NamedSharding as NamedSharding,
@@ -31,5 +36,9 @@ from meshard.algebra.spec import (
     PartitionSpec as PartitionSpec,
 )
 
-if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
+if _typing.TYPE_CHECKING:  # editors see only listed names
+    from meshard.weights.moving.reshard import reshard as reshard
+else:
+    __all__, __dir__, __getattr__ = _door(
+        __name__, late=("meshard.weights.moving.reshard:reshard",)
+    )

@@ -14,24 +14,28 @@ Wherever meshard takes a tree, it takes a single array too. The work is done by 
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.runtime.tree_nodes import (
+from meshard.runtime.trees.nodes import (
+    static as static,
     register_dataclass as register_dataclass,
     register_pytree_node as register_pytree_node,
     register_pytree_node_class as register_pytree_node_class,
 )
-from meshard.runtime.trees import (
+from meshard.runtime.trees.trees import (
     all as all,
     broadcast as broadcast,
     flatten as flatten,
-    flatten_with_path as flatten_with_path,
     leaves as leaves,
-    leaves_with_path as leaves_with_path,
     map as map,
-    map_with_path as map_with_path,
     reduce as reduce,
+    reduce_associative as reduce_associative,
     structure as structure,
     transpose as transpose,
     unflatten as unflatten,
+)
+from meshard.runtime.trees.paths import (
+    flatten_with_path as flatten_with_path,
+    leaves_with_path as leaves_with_path,
+    map_with_path as map_with_path,
 )
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names

@@ -120,8 +120,28 @@ GATHERED_SORT = 1 << 14
 A sort across devices takes a millisecond of Python and three exchanges; sorting that much takes a
 tenth of that.
 """
+QR_CHUNK = 1 << 19
+"""Bytes of a tall matrix up to which it is factored at once, so that it stays in the cache.
+
+A longer one is factored in chunks, and then their factors: 200,000 x 64 in a quarter of the time.
+Row ``qr``.
+"""
+WHOLE_CHOLESKY = 1 << 20
+"""Bytes of a split matrix up to which each device gets all of it, and its Cholesky factor.
+
+Beyond, it is factored in panels: half the bytes and a part of the work, in some steps for each cut.
+Triangular systems are solved likewise.
+Row ``cholesky``.
+"""
 SORT_SAMPLES = 1 << 16
 """Samples that a sort across devices looks at, at most, to divide the elements evenly."""
+SELECTED_FROM = 1 << 15
+"""Elements of a row from which counting finds one of a given rank sooner than sorting.
+
+Of fewer, many are between the samples. Rows ``median`` and ``percentile``.
+"""
+COUNTED_PIECE = 1 << 16
+"""Elements that are counted at once: they and what they are compared to fit a core's own cache."""
 SEGMENT_OPERATIONS = 96
 """Operations in one segment at most: what it has made is alive until it ends.
 

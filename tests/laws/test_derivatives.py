@@ -20,10 +20,13 @@ import pytest
 
 import meshard.numpy as mnp
 from meshard import jit, jvp, vjp
+from meshard.algebra.device import Device
+from meshard.algebra.mesh import Mesh
 from meshard.errors import ConcretizationError, DerivativeError, MeshardError
 from meshard.ops.derivatives.kinds import FLAT, Partials, Refused
 from meshard.ops.derivatives.table import DERIVATIVES
 from meshard.ops.row import REGISTRY
+from meshard.ops.sparse.halo import Halo
 from meshard.testing import simulate
 from tests.public_functions import Public, public_functions
 from tests.sites import Operation, laid_out, operations
@@ -118,7 +121,30 @@ def fixed(site: Operation) -> set[int]:
     return {i for i, f in enumerate(getattr(derivative, "factors", ())) if f is None}
 
 
+def sparse() -> list[Operation]:
+    """Return the products of a sparse matrix of 3 x 4 elements, of which 5 are stored."""
+    halo = Halo(
+        mesh=Mesh([Device(0)], ("i",)),
+        axes=("i",),
+        rows=(0, 3),
+        columns=(0, 4),
+        entries=(0, 5),
+        needed=(0, 3),
+        counts=(),
+    )
+    columns, starts = np.array([0, 2, 1, 0, 2], np.int32), np.array([0, 2, 3, 5], np.int32)
+    own = columns, starts, np.array([0, 2, 3]), np.empty(0, np.int64)
+    given = (("halo", halo),)
+    return [
+        Operation("sparse_times", given, (*own, np.ones(5), np.ones(4))),
+        Operation("sparse_times", given, (*own, np.ones(5), np.ones((4, 2)))),
+        Operation("sparse_times_transposed", given, (*own, np.ones(5), np.ones((3, 2)))),
+        Operation("sparse_sampled", given, (*own, np.ones((3, 2)), np.ones((4, 2)))),
+    ]
+
+
 BY_HAND: list[Operation] = [
+    *sparse(),
     Operation("again", (("number", 1),), (np.ones((2, 3)),)),
     Operation("checkpoint_name", (("name", "here"),), (np.ones((2, 3)),)),
     Operation("cofactors", (), (np.ones((2, 3, 3)),)),
@@ -272,8 +298,9 @@ def everywhere_alike(names: Sequence[str], sites: dict[str, list[Operation]]) ->
 
 
 MESHED = 10**6 if ALL else 1
-HELD = [n for n in SMOOTH if n != "flat" and (ALL or crc32(n.encode()) % 2)]
-"""Rows that are tried on meshes: all but the one whose parameter says how its operand lies."""
+PLACED = {"flat", "sparse_times", "sparse_times_transposed", "sparse_sampled"}
+HELD = [n for n in SMOOTH if n not in PLACED and (ALL or crc32(n.encode()) % 2)]
+"""Rows that are tried on meshes: all but those whose parameters say how their operands lie."""
 
 
 def test_layouts_and_processes_change_nothing(sites: Any) -> None:

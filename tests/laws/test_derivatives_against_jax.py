@@ -22,7 +22,7 @@ import meshard.lax
 import meshard.nn
 import meshard.numpy as mnp
 from meshard.errors import MeshardError
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from tests.corpus import ENTRIES, Entry
 from tests.misuses import MISUSES
 from tests.transformed_calls import CALLS, DIFFERENT

@@ -14,6 +14,7 @@ import dataclasses
 import inspect
 import io
 import itertools
+import operator
 import shutil
 import threading
 import types
@@ -28,6 +29,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.strategies import SearchStrategy
+from scipy.sparse import csr_array, eye_array
 
 import meshard
 import meshard.numpy as mnp
@@ -55,6 +57,7 @@ ARRAY_DOORS = ("meshard.numpy.", "meshard.lax.", "meshard.nn.", "meshard.random.
 # Public names that nobody calls.
 NOT_CALLED = {
     "meshard.Array": "arrays are made by functions",
+    "meshard.scipy.sparse.SparseRows": "its class methods make it",
     "meshard.ad_checkpoint.Residual": "a record: saved_residuals returns them",
     "meshard.ad_checkpoint.SavedResiduals": "a record: saved_residuals returns it",
     "meshard.float0": "a dtype",
@@ -83,6 +86,7 @@ NOT_CALLED = {
     "meshard.checkpoint.SaveHandle": "save returns it",
     "meshard.checkpoint.SavePlan": "a record: plan_save returns it",
     "meshard.checkpoint.StorageError": "an error",
+    "meshard.debug.breakpoint": "it stops in a debugger, and takes nothing that counts",
     "meshard.elastic.Block": "a record: a block of surviving begins with it",
     "meshard.elastic.Feed": "subscribe makes it",
     "meshard.elastic.FeedPlan": "a record: a feed's plan is one",
@@ -114,6 +118,11 @@ NOT_CALLED = {
     "meshard.resharding.NoIntermediateShardingNeededError": "an error",
     "meshard.resharding.PlanError": "an error",
     "meshard.sharding.AxisType": "an enumeration",
+    "meshard.sharding.AbstractMesh.concrete": "what placing and mapping call",
+    "meshard.nn.initializers.Initializer": "a protocol",
+    "meshard.tree_util.KeyEntry": "a type for annotations",
+    "meshard.tree_util.KeyPath": "a type for annotations",
+    "meshard.tree_util.PyTreeDef": "a structure: tree_structure makes it",
     "meshard.sharding.Sharding": "abstract; a subclass of the user's stands for it",
     "meshard.sharding.Sharding.devices_indices_map": "the user writes it",
 }
@@ -612,8 +621,46 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.custom_vjp.defvjp": {"fwd": lambda: forwards, "bwd": lambda: backwards},
     "meshard.grad": {"fun": lambda: summed},
     "meshard.hessian": {"fun": lambda: summed},
+    **{
+        f"meshard.scipy.sparse.linalg.{name}": {
+            "A": lambda: halved_alone,
+            "b": array,
+            "x0": array,
+            "M": lambda: halved_alone,
+        }
+        for name in ("bicgstab", "cg", "gmres")
+    },
+    "meshard.scipy.sparse.SparseRows.from_scipy": {
+        "matrix": lambda: eye_array(8),
+        "column_sharding": rows,
+    },
+    "meshard.scipy.sparse.SparseRows.from_callback": {
+        "shape": lambda: (8, 8),
+        "callback": lambda: lambda rows: csr_array((rows.stop - rows.start, 8)),
+        "column_sharding": rows,
+    },
+    "meshard.scipy.sparse.SparseRows.with_data": {"data": lambda: mnp.ones(8)},
     "meshard.jacfwd": {"fun": lambda: plus_one},
+    "meshard.jacobian": {"fun": lambda: plus_one},
     "meshard.jacrev": {"fun": lambda: plus_one},
+    "meshard.make_jaxpr": {"fun": lambda: plus_one},
+    "meshard.named_call": {"fun": lambda: plus_one},
+    "meshard.named_scope": {"name": lambda: "here"},
+    "meshard.pure_callback": {
+        "callback": lambda: plus_one,
+        "result_shape_dtypes": array,
+        "*args": array,
+    },
+    "meshard.experimental.io_callback": {
+        "callback": lambda: plus_one,
+        "result_shape_dtypes": array,
+        "*args": array,
+    },
+    "meshard.debug.callback": {"callback": lambda: plus_one, "*args": array},
+    "meshard.debug.inspect_array_sharding": {"value": array, "callback": lambda: str},
+    "meshard.debug.log": {"fmt": lambda: "plain"},
+    "meshard.debug.print": {"fmt": lambda: "plain"},
+    "meshard.flatten_util.ravel_pytree": {"pytree": lambda: {"x": [1, 2]}},
     "meshard.jit": {"f": lambda: lambda x: x + 1},
     "meshard.jvp": {
         "fun": lambda: plus_one,
@@ -663,6 +710,30 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
     "meshard.sharding.Sharding.layout": {"shape": lambda: (8,)},
     "meshard.sharding.Sharding.shard_shape": {"global_shape": lambda: (8,)},
     "meshard.testing.simulate": {"devices_per_process": lambda: 1, "deadline": lambda: 5.0},
+    "meshard.tree_util.DictKey": {"key": lambda: "w"},
+    "meshard.tree_util.FlattenedIndexKey": {"key": lambda: 0},
+    "meshard.tree_util.GetAttrKey": {"name": lambda: "w"},
+    "meshard.tree_util.Partial": {"func": lambda: plus_one},
+    "meshard.tree_util.SequenceKey": {"idx": lambda: 0},
+    "meshard.tree_util.all_leaves": {"iterable": lambda: [1, 2]},
+    "meshard.tree_util.is_tree_node": {"typ": lambda: dict},
+    "meshard.tree_util.keystr": {"keys": lambda: (meshard.tree_util.DictKey("w"),)},
+    "meshard.tree_util.register_pytree_with_keys": {
+        "nodetype": lambda: type("New", (), {}),
+        "flatten_with_keys": lambda: plus_one,
+        "unflatten_func": lambda: times_two,
+    },
+    "meshard.tree_util.register_pytree_with_keys_class": {
+        "cls": lambda: type(
+            "New", (), {"tree_flatten_with_keys": plus_one, "tree_unflatten": plus_one}
+        ),
+    },
+    "meshard.tree_util.register_static": {"cls": lambda: type("New", (), {})},
+    "meshard.tree_util.tree_reduce_associative": {"operation": lambda: operator.add},
+    "meshard.tree_util.treedef_tuple": {"treedefs": lambda: [meshard.tree.structure(1)]},
+    "meshard.sharding.AbstractMesh": {"axis_sizes": lambda: (4, 2)},
+    "meshard.sharding.use_abstract_mesh": {"mesh": lambda: mesh().abstract_mesh},
+    "meshard.tree.reduce_associative": {"operation": lambda: operator.add},
     "meshard.tree.map": {"f": lambda: lambda *x: x, "*rest": lambda: {"x": [3, 4]}},
     "meshard.tree.map_with_path": {"f": lambda: lambda *x: x, "*rest": lambda: {"x": [3, 4]}},
     "meshard.tree.register_dataclass": {"nodetype": new_dataclass},
@@ -671,12 +742,14 @@ SPECIAL: dict[str, dict[str, Callable[[], Any]]] = {
 
 # An instance of each class, of which the methods, properties and operators are tried.
 INSTANCES: dict[str, Callable[[], Any]] = {
+    "meshard.scipy.sparse.SparseRows": lambda: sparse_rows(),
     "meshard.ad_checkpoint.Residual": lambda: residuals().residuals[0],
     "meshard.ad_checkpoint.SavedResiduals": lambda: residuals(),
     "meshard.custom_jvp": lambda: meshard.custom_jvp(plus_one),
     "meshard.custom_vjp": lambda: meshard.custom_vjp(plus_one),
     "meshard.Device": lambda: meshard.devices()[0],
     "meshard.Mesh": mesh,
+    "meshard.sharding.AbstractMesh": lambda: mesh().abstract_mesh,
     "meshard.NamedSharding": rows,
     "meshard.P": lambda: P("x", None),
     "meshard.ShapeDtypeStruct": lambda: meshard.ShapeDtypeStruct((8, 4), "float32"),
@@ -737,7 +810,10 @@ AFTERWARDS: dict[str, Callable[[Any], Any]] = {
     "meshard.grad": lambda found: found(array()),
     "meshard.hessian": lambda found: found(array()),
     "meshard.jacfwd": lambda found: found(array()),
+    "meshard.jacobian": lambda found: found(array()),
     "meshard.jacrev": lambda found: found(array()),
+    "meshard.make_jaxpr": lambda found: str(found(array())),
+    "meshard.named_call": lambda found: found(array()),
     "meshard.jit": lambda found: found(array()),
     "meshard.value_and_grad": lambda found: found(array()),
     "meshard.vmap": lambda found: found(array()),
@@ -917,6 +993,14 @@ def plus_one(x: Any) -> Any:
 
 def times_two(x: Any, *more: Any) -> Any:
     return 2 * x
+
+
+def sparse_rows() -> Any:
+    return meshard.scipy.sparse.SparseRows.from_scipy(eye_array(8), rows())
+
+
+def halved_alone(x: Any) -> Any:
+    return meshard.tree.map(lambda leaf: leaf / 2, x)
 
 
 def halved(f: Any, b: Any) -> Any:

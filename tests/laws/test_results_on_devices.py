@@ -36,7 +36,8 @@ MODULES = {
 
 MADE_OF_NUMBERS = (
     "numpy.arange numpy.diag_indices numpy.empty numpy.eye numpy.fromfunction numpy.identity "
-    "numpy.indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices numpy.zeros "
+    "numpy.indices numpy.mask_indices numpy.ones numpy.tri numpy.tril_indices numpy.triu_indices "
+    "numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
     "lax.conv_dimension_numbers lax.padtype_to_pads lax.empty "

@@ -22,7 +22,7 @@ from meshard.ops.engine.decide import row_of
 from meshard.ops.engine.each import TOGETHER, each_row
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.row import REGISTRY, MoveOp
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from meshard.transforms.batching.rows import ROWS
 from meshard.transforms.batching.vmap import vmap
 from tests.odd_array_calls import cases

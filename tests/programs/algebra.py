@@ -122,7 +122,8 @@ def polyval(d: Draw, name: str) -> Call:
 
 def stack_of(d: Draw, rows: int, columns: int, definite: bool = False) -> Ref:
     """Draw well-conditioned matrices, symmetric and positive definite or not."""
-    shape = (*d.shape(0, 2, most=8), rows, columns)
+    leading = 1 if max(rows, columns) > 5 else 2  # the axes of long sides are to stay there
+    shape = (*d.shape(0, leading, most=8), rows, columns)
     kind = d.one_of(["float32", "float64", "complex64", "complex128"])
     value = d.rng.standard_normal(shape)
     if kind.startswith("c"):
@@ -156,14 +157,22 @@ def solve(d: Draw, name: str) -> Call:
     return (a, d.given(d.rng.standard_normal((*value.shape[:-1], 2)).astype(value.dtype))), {}
 
 
+def long_sides(d: Draw) -> list[int]:
+    """Return the sizes of a matrix that may be tall or wide enough to stay split."""
+    sides = [d.integer(1, 5), d.integer(1, 5)]
+    if d.chance(0.8):
+        sides[1 if d.chance(0.6) else 0] *= 12
+    return sides
+
+
 @case("numpy.linalg: svdvals pinv", **LINEAR)
 def oblong(d: Draw, name: str) -> Call:
-    return (stack_of(d, d.integer(1, 5), d.integer(1, 5)),), {}
+    return (stack_of(d, *long_sides(d)),), {}
 
 
 @case("numpy.linalg: svd qr", **LINEAR)
 def decomposed(d: Draw, name: str) -> Call:
-    x = stack_of(d, d.integer(1, 5), d.integer(1, 5))
+    x = stack_of(d, *long_sides(d))
     if name == "svd":
         return (x,), {"compute_uv": False}
     return (x,), {"mode": d.one_of(["reduced", "complete", "r"])}

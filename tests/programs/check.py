@@ -20,7 +20,7 @@ from meshard.errors import MeshardError
 from meshard.runtime.simulated import simulate
 from meshard.sharding import P
 from tests.lays import Lay, fetched
-from tests.programs.draw import LETTERS, Draw, Program, Step, letter_of
+from tests.programs.draw import LETTERS, Draw, Program, Step, letter_of, replaced
 from tests.programs.model import MODEL, random_call
 from tests.programs.table import CASES, Case
 from tests.worlds import alone
@@ -277,7 +277,11 @@ def verify(program: Program, found: dict[int, Any]) -> None:
             raise Disagreement(f"{step}\n  gives {len(given)} arrays, not {len(wanted)}")
         operands = [values[n] for n in step.refs()]
         for a, b in zip(given, wanted, strict=True):
-            why = differs(a.value, b, case, operands)
+            both = [a.value, b]
+            if case.free is not None:
+                said = replaced(step.args, values), replaced(step.kwargs, values)
+                both = [case.free(v, *said) for v in both]
+            why = differs(*both, case, operands)
             if why:
                 raise Disagreement(f"{step}\n  {why}: gives\n{a.value!r}\n  not\n{b!r}")
         values.update(enumerate([t.value for t in given], step.first))

@@ -185,6 +185,11 @@ class _NumPy:
         return np.unique(x, equal_nan=False)
 
     @staticmethod
+    def nanmedian(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        with np.errstate(all="ignore"):
+            return (np.nanmedian if a.size else np.mean)(a, axis, keepdims=keepdims)
+
+    @staticmethod
     def median(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return (np.median if a.size else np.mean)(a, axis, keepdims=keepdims)
 

@@ -152,6 +152,12 @@ def median(d: Draw, name: str) -> Call:
     return (x,), {"axis": axis, "keepdims": d.chance(0.3)}
 
 
+@case("numpy: nanmedian", ulps=4)
+def nanmedian(d: Draw, name: str) -> Call:
+    x, axis = reduced(d, "f", "tame", empty=False)
+    return (x,), {"axis": axis, "keepdims": d.chance(0.3)}
+
+
 @case("numpy: quantile percentile", ulps=16, sums=True)
 def quantile(d: Draw, name: str) -> Call:
     x, axis = reduced(d, "f", "finite", empty=False)
@@ -220,14 +226,32 @@ def sort(d: Draw, name: str) -> Call:
     return (x,), {"axis": axis, "descending": down}
 
 
-@case("numpy: argsort", weight=2)
+@case("numpy: argsort", weight=3)
 def argsort(d: Draw, name: str) -> Call:
-    x = d.array("bifhc", ok=lambda v: v.ndim > 0, shape=lambda: d.shape(1, 3))
+    if d.chance(0.3):  # long enough to be sorted across devices
+        x = d.array("bif", shape=(40,))
+    else:
+        x = d.array("bifhc", ok=lambda v: v.ndim > 0, shape=lambda: d.shape(1, 3))
     down = d.chance(0.3) and letter_of(d.value(x)) in "bi"
     return (x,), {"axis": d.axis(d.value(x).ndim), "descending": down}
 
 
-@case("numpy: partition argpartition")
+def _in_order(x: Any, args: Any, said: Any) -> Any:
+    """Return a partition whose lesser elements are in order, and its greater ones."""
+    axis, k = said["axis"], args[1]
+    low, element, high = np.split(x, [k, k + 1], axis)
+    ordered = [np.sort(low, axis), element, np.sort(high, axis)]
+    return np.concatenate(ordered, axis)
+
+
+def _positions_in_order(x: Any, args: Any, said: Any) -> Any:
+    every = np.sort(x, said["axis"])
+    values = np.take_along_axis(np.asarray(args[0]), x, said["axis"])
+    return np.stack([_in_order(values, args, said), every.astype(values.dtype)])
+
+
+@case("numpy: argpartition", free=_positions_in_order)
+@case("numpy: partition", free=_in_order)
 def partition(d: Draw, name: str) -> Call:
     while True:
         x = d.array("if", shape=lambda: d.shape(1, 3), ok=lambda v: v.ndim > 0)
@@ -251,8 +275,10 @@ def sort_pairs(d: Draw, name: str) -> Call:
     return (x, y), {"dimension": d.axis(d.value(x).ndim)}
 
 
-@case("lax: top_k")
+@case("lax: top_k", weight=3)
 def top_k(d: Draw, name: str) -> Call:
+    if d.chance(0.5):  # each device finds its own
+        return (d.array("if", shape=(48, 2)), d.integer(1, 2)), {"axis": 0}
     x = d.array("if", shape=lambda: d.shape(1, 3), ok=lambda v: v.ndim > 0)
     value = d.value(x)
     axis = d.axis(value.ndim)

@@ -25,6 +25,8 @@ class Case:
         law: the dtype of results, from the operands and the named arguments, where NumPy's own
             does not say it.
         eager: whether values decide shapes, so that it cannot be traced.
+        free: from a result, the arguments and the named ones to what of it must be NumPy's, where
+            NumPy leaves some of it open; None: all of it.
         weight: how often it is drawn.
     """
 
@@ -35,6 +37,7 @@ class Case:
     sums: bool = False
     law: Callable[[Sequence[Any], dict[str, Any]], Any] | None = None
     eager: bool = False
+    free: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None
     weight: float = 1.0
 
 

@@ -225,8 +225,8 @@ def test_a_death_on_another_host_is_named_by_all_that_live(three: Hosts, tmp_pat
     os.kill(job.pids()[5], signal.SIGKILL)
     code, said = job.end()
     assert code == 0, said
-    (error,) = {job.told(p)[1] for p in range(5)}  # the same on all
-    assert error.startswith("ProcessLostError Process 5 has died")
+    for process in range(5):  # where a machine is busy, some hear of fewer that miss it, too
+        assert job.told(process)[1].startswith("ProcessLostError Process 5 has died")
     assert {job.told(p)[2] for p in range(5)} == {"60.0 on 5"}
     assert gone_soon(three) == []
 

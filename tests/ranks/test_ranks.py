@@ -52,7 +52,17 @@ SUITES: dict[tuple[int, ...], tuple[str, ...]] = {
         "ledger",
     ),
     (1, 5, 2): ("reshard", "process_local", "collectives", "place", "same_values"),
-    (2, 2, 2, 2): ("collectives", "shard_map", "move", "reshard", "sort"),
+    (2, 2, 2, 2): (
+        "collectives",
+        "shard_map",
+        "move",
+        "reshard",
+        "sort",
+        "uneven_map",
+        "callbacks",
+        "tall",
+        "sparse",
+    ),
     (1,) * 8: ("reshard", "exchanges"),
 }
 """What `make test` runs in each job: every suite in one, those that move most in two."""

@@ -133,6 +133,22 @@ def choice_of(value: object, choices: Sequence[str], what: str, name: str) -> st
     raise ArgumentError(refusal(what, name, allowed, value, did_you_mean(value, choices).strip()))
 
 
+def check_order(order: object, what: str) -> None:
+    """Accept an order of elements in memory that every array has; NumPy's functions pass it.
+
+    Raises:
+        ArgumentError: if it asks for the first dim to be the fastest, or is not an order.
+    """
+    if order is None or order == "K":
+        return
+    if choice_of(order, ("C", "A", "K", "F"), what, "order") == "F":
+        raise ArgumentError(
+            f"{what}: order='F' asks for elements in memory with the first dim the fastest, but "
+            "arrays have no memory layout that can be seen. Leave it out, or make a NumPy array "
+            "with np.asfortranarray(np.asarray(x))."
+        )
+
+
 def flag_of(value: object, what: str, name: str) -> bool:
     """Return a bool: True or False, NumPy's as well, or the numbers 1 and 0.
 

@@ -25,6 +25,7 @@ _DOORS = (
     *("meshard.resharding", "meshard.multihost_utils", "meshard.distributed", "meshard.gda"),
     *("meshard.config", "meshard.testing", "meshard.errors", "meshard.experimental"),
     *("meshard.typing", "meshard.checkpoint", "meshard.checkpoint_policies"),
+    *("meshard.scipy", "meshard.scipy.sparse", "meshard.scipy.sparse.linalg"),
     *("meshard.ad_checkpoint", "meshard.array_api"),
     *(
         f"meshard.experimental.{name}"

@@ -61,7 +61,15 @@ def _axis_types(
     return tuple(types)
 
 
-@final
+def _grid(devices: object) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return devices as an array."""
+    try:
+        return np.array(devices, dtype=object)
+    except Exception as error:  # what NumPy cannot make an array of, it says in many ways
+        allowed = "an array or nested lists of devices"
+        raise ShardingError(refusal("Mesh", "devices", allowed, devices)) from error
+
+
 class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
     """An N-D arrangement of devices with named axes.
 
@@ -103,12 +111,10 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
         axis_types: AxisType | Sequence[AxisType] | None = None,
     ) -> None:
         names = names_of(axis_names, "Mesh", "axis_names", error=ShardingError)
-        try:
-            grid = np.array(devices, dtype=object)
-        except Exception as error:  # what NumPy cannot make an array of, it says in many ways
-            allowed = "an array or nested lists of devices"
-            raise ShardingError(refusal("Mesh", "devices", allowed, devices)) from error
-        if grid.ndim != len(names):
+        grid = _grid(devices)
+        if not names and not grid.size:
+            grid = grid.reshape(0)  # the empty mesh
+        elif grid.ndim != len(names):
             raise ShardingError(
                 f"Mesh: devices has {grid.ndim} dims {grid.shape}, but axis_names {names} names "
                 f"{len(names)} axes. Give one name per dim, or reshape the devices."
@@ -135,8 +141,8 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
             devices=grid,
             axis_names=names,
             axis_types=_axis_types(names, axis_types),
-            axis_sizes=grid.shape,
-            _sizes=OrderedDict(zip(names, grid.shape, strict=True)),
+            axis_sizes=grid.shape if names else (),
+            _sizes=OrderedDict(zip(names, grid.shape, strict=bool(names))),
             flat_devices=flat,
             device_ids=numbers,
             _hash=hash((names, grid.shape, flat)),
@@ -161,6 +167,11 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
     def shape_tuple(self) -> tuple[tuple[str, int], ...]:
         """The pairs of axis name and size."""
         return tuple(self._sizes.items())
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The axes of the mesh, without its devices."""
+        return AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types)
 
     @property
     def local_devices(self) -> list[Device]:
@@ -194,6 +205,8 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
             ShardingError: if those devices do not form a contiguous block of the mesh.
         """
         process = count_of(process, "Mesh.part_of", "process")
+        if self.empty:
+            return self
         local = np.array([d.process_index == process for d in self.flat_devices], bool)
         local = local.reshape(self.axis_sizes)
         if local.all():
@@ -244,6 +257,126 @@ class Mesh(Frozen, HasDrawing, contextlib.ContextDecorator):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Mesh, (self.devices, self.axis_names, self.axis_types)
+
+
+_ABSTRACT = "abstract"
+
+
+@final
+class AbstractMesh(Mesh):
+    """The names and sizes of a mesh's axes, without devices.
+
+    A sharding over it tells the shapes of shards. Where arrays are placed, constrained or mapped,
+    it stands for the mesh that is set (``with mesh:`` or `set_mesh`), or, in `shard_map`, for that
+    of the arguments; which must have the same axes.
+
+    Args:
+        axis_sizes: the size of each axis.
+        axis_names: one name per axis.
+        axis_types: one per axis, or one for all; only ``AxisType.Auto`` has an effect.
+
+    Raises:
+        ArgumentError: if there is not one name per axis.
+        ShapeError: if the sizes are not non-negative integers.
+
+    >>> from meshard.sharding import AbstractMesh, NamedSharding, P
+    >>> mesh = AbstractMesh((1024, 16), ("data", "model"))
+    >>> NamedSharding(mesh, P("data", "model")).shard_shape((8192, 4096))
+    (8, 256)
+    """
+
+    def __init__(
+        self,
+        axis_sizes: Sequence[int],
+        axis_names: str | Sequence[str],
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ) -> None:
+        sizes = shape_of(axis_sizes, "AbstractMesh", "axis_sizes")
+        names = names_of(axis_names, "AbstractMesh", "axis_names", error=ShardingError)
+        if len(sizes) != len(names):
+            raise ArgumentError(
+                f"AbstractMesh: there are {len(sizes)} sizes {sizes} and {len(names)} names "
+                f"{names}. Give one name per axis."
+            )
+        count = math.prod(sizes)
+        devices = np.empty(count, object)
+        devices[:] = [Device(i, 0, _ABSTRACT, _ABSTRACT) for i in range(count)]
+        super().__init__(devices.reshape(sizes) if names else (), names, axis_types)
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The mesh itself."""
+        return self
+
+    def concrete(self, what: str, *others: Mesh | None) -> Mesh:
+        """Return the mesh that this stands for: the first of some that has the same axes.
+
+        Raises:
+            ShardingError: if none has.
+        """
+        for mesh in (ambient_mesh(), *others):
+            if mesh is None or isinstance(mesh, AbstractMesh):
+                continue
+            if mesh.shape_tuple == self.shape_tuple:
+                return mesh
+        raise ShardingError(
+            f"{what}: {self!r} has no devices, and no mesh with its axes is set. Set one with "
+            "`with mesh:` or meshard.set_mesh(mesh), or give a Mesh."
+        )
+
+    def __repr__(self) -> str:
+        axes = "".join(f"{a!r}: {n}, " for a, n in self._sizes.items())
+        return f"AbstractMesh({axes}axis_types={self.axis_types!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AbstractMesh, (self.axis_sizes, self.axis_names, self.axis_types)
+
+
+def get_mesh() -> Mesh:
+    """Return the mesh that is set by ``with mesh:`` or `set_mesh`; an empty one if none is.
+
+    >>> import meshard
+    >>> from meshard.sharding import get_mesh
+    >>> meshard.config.update("num_devices", 8)
+    >>> with meshard.make_mesh((4, 2), ("x", "y")):
+    ...     get_mesh()
+    Mesh('x': 4, 'y': 2)
+    >>> get_mesh().empty
+    True
+    """
+    found = ambient_mesh()
+    return Mesh((), ()) if found is None or isinstance(found, AbstractMesh) else found
+
+
+def get_abstract_mesh() -> AbstractMesh:
+    """Return the axes of the mesh that is set; none if no mesh is.
+
+    >>> import meshard
+    >>> from meshard.sharding import get_abstract_mesh
+    >>> meshard.config.update("num_devices", 8)
+    >>> with meshard.make_mesh((4, 2), ("x", "y")):
+    ...     get_abstract_mesh().shape_tuple
+    (('x', 4), ('y', 2))
+    """
+    found = ambient_mesh()
+    return AbstractMesh((), ()) if found is None else found.abstract_mesh
+
+
+def use_abstract_mesh(mesh: AbstractMesh) -> contextlib.AbstractContextManager[Mesh | None]:
+    """Make the axes of a mesh known within a ``with`` statement, without devices.
+
+    Raises:
+        ArgumentError: if ``mesh`` is not an `AbstractMesh`.
+
+    >>> from meshard.sharding import AbstractMesh, get_abstract_mesh, use_abstract_mesh
+    >>> with use_abstract_mesh(AbstractMesh((4,), ("x",))):
+    ...     get_abstract_mesh().size
+    4
+    """
+    if not isinstance(mesh, AbstractMesh):
+        raise ArgumentError(refusal("use_abstract_mesh", "mesh", "an AbstractMesh", mesh))
+    found: contextlib.AbstractContextManager[Mesh | None] = entered_mesh(mesh)
+    return found
 
 
 def ambient_mesh() -> Mesh | None:

@@ -122,6 +122,10 @@ class NamedSharding(Frozen, HasDrawing, Sharding):
         """The kind of memory that the blocks live in."""
         return self._memory_kind
 
+    def on_mesh(self, mesh: Mesh) -> NamedSharding:
+        """Return the sharding over another mesh, which has the axes that the spec names."""
+        return NamedSharding(mesh, self.spec, memory_kind=self._memory_kind, uneven=self.uneven)
+
     def with_memory_kind(self, kind: str) -> NamedSharding:
         """Return the same sharding in another kind of memory."""
         return NamedSharding(self.mesh, self.spec, memory_kind=kind, uneven=self.uneven)

@@ -33,7 +33,7 @@ from meshard.errors import (
 )
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import flatten_with_path, unflatten
+from meshard.runtime.trees.trees import flatten_with_plain_path, unflatten
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 
@@ -83,7 +83,7 @@ def split_by_mesh_axis(
     True
     """
     donate = flag_of(donate, _SPLIT, "donate")
-    leaves, structure = flatten_with_path(arrays)
+    leaves, structure = flatten_with_plain_path(arrays)
     if not leaves:
         return []
     mesh = _one_mesh(leaves, _SPLIT, "arrays")
@@ -178,7 +178,7 @@ def _named(path: tuple[Any, ...], *tree: str) -> str:
 
 def _same_trees(arrays: Sequence[Any]) -> tuple[list[Leaves], Any]:
     """Return the leaves of each tree, and the structure that all of them must have."""
-    flat = [flatten_with_path(tree) for tree in arrays]
+    flat = [flatten_with_plain_path(tree) for tree in arrays]
     structure = flat[0][1]
     for i, (_, other) in enumerate(flat):
         if other != structure:

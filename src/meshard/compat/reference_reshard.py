@@ -21,7 +21,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.reshard import Options, resharded
-from meshard.runtime.trees import flatten, unflatten
+from meshard.runtime.trees.trees import flatten, unflatten
 from meshard.runtime.types import ArrayLike
 
 _REPLICA = "_intermediate_replica"

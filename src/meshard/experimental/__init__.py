@@ -11,5 +11,9 @@ from meshard.experimental import (
     shard_map as shard_map,
 )
 
-if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
+if _typing.TYPE_CHECKING:  # editors see only listed names
+    from meshard.transforms.callbacks.printing import io_callback as io_callback
+else:
+    __all__, __dir__, __getattr__ = _door(
+        __name__, late=("meshard.transforms.callbacks.printing:io_callback",)
+    )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import integer_of, number_of, shown, text_of
 from meshard.algebra.device import Device
 from meshard.algebra.world import (
     NUM_DEVICES,
@@ -102,6 +102,8 @@ def _made() -> World:
     size = job_size()
     for setting in (JOB, JOIN):  # processes that this one starts run alone
         os.environ.pop(setting.variable, None)
+    if _meeting:
+        return _met(*_meeting[-1])
     if JOIN.value is not None:
         return _from_outside(JOIN.value, size, NUM_DEVICES.value or 1)
     if size is None or size == 1:
@@ -277,6 +279,45 @@ def _opened(name: str, devices: int) -> RuntimeWorld:
     return _begun(*opened(name, devices))
 
 
+def _met(index: int, count: int, gather: Callable[[Any], list[Any]]) -> RuntimeWorld:
+    """Return the world of a process that has met others, without MPI."""
+    from meshard.mpi.meeting import met
+
+    world = _begun(*met(index, count, NUM_DEVICES.value or 1, gather))
+    here = sum(host == world.hosts[index] for host in world.hosts)
+    world.workers = Workers(max(1, world.workers.threads // here))
+    return world
+
+
+_meeting: list[tuple[int, int, Callable[[Any], list[Any]]]] = []
+"""Where this process meets others; nothing if a launcher has arranged it, or it runs alone."""
+
+
+def join(index: int, count: int, gather: Callable[[Any], list[Any]]) -> None:
+    """Make one job of processes that can gather what each of them says.
+
+    All of them call this, before their first use of meshard.
+
+    Args:
+        index: the number of this process.
+        count: how many there are.
+        gather: from what this process says, which JSON can hold, to the list of what all say.
+
+    Raises:
+        ConfigError: if this process belongs to a job already, or the processes do not fit together.
+    """
+    if known_world() is not None or job_size() is not None or JOIN.value is not None:
+        raise ConfigError(
+            "This process cannot join others now: it has used meshard already, or belongs to a job "
+            "that mpiexec or `meshard run` has started. Join them before anything else."
+        )
+    _meeting.append((index, count, gather))
+    try:
+        current()
+    finally:
+        _meeting.clear()
+
+
 def _begun(world: RuntimeWorld, transport: JobTransport) -> RuntimeWorld:
     """Return the world of a process that needs no MPI, once its end is taken care of."""
     with entered(world):
@@ -407,27 +448,38 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     local_device_ids: Any = None,
+    *,
+    initialization_timeout: float = 300.0,
     **more: Any,
 ) -> None:
-    """Join the processes that mpiexec has started; without mpiexec do nothing.
+    """Join the processes of the job.
 
-    The first use of meshard does this too.
+    Processes that mpiexec or ``meshard run`` has started are joined by the first use of meshard
+    anyway, and this only checks that the arguments fit. Others meet at an address, without MPI:
+    each calls this before anything else.
 
     Args:
-        coordinator_address: accepted as in JAX; mpiexec has arranged it.
-        num_processes: if given, it must be the number that mpiexec has started.
-        process_id: if given, it must be this process's number.
+        coordinator_address: host and port at which process 0 listens while they meet, such as
+            ``"localhost:1234"``.
+        num_processes: how many processes there are.
+        process_id: the number of this process, from 0.
         local_device_ids: accepted as in JAX; ``MESHARD_NUM_DEVICES`` says how many there are.
+        initialization_timeout: seconds in which all must have come to the address.
         more: further arguments of JAX's function, which are ignored.
 
     Raises:
-        ConfigError: if the arguments do not match the job.
+        ConfigError: if the arguments do not match the job, if some are missing, if the processes do
+            not all come in time, or if this process has used meshard before.
 
     >>> import meshard
     >>> meshard.distributed.initialize()
     >>> meshard.process_count()  # in a program that was started alone
     1
     """
+    patience = number_of(initialization_timeout, "distributed.initialize", "initialization_timeout")
+    alone = job_size() is None and known_world() is None and JOIN.value is None
+    if coordinator_address is not None and alone:
+        _meet(coordinator_address, num_processes, process_id, float(patience))
     world = current()
     for name, given, found in (
         ("num_processes", num_processes, world.process_count),
@@ -437,8 +489,37 @@ def initialize(
         if told is not None and not (isinstance(told, int) and told == found):
             raise ConfigError(
                 f"distributed.initialize: {name}={shown(told)}, but it is {found}. Processes are "
-                "started by mpiexec, as in `meshard run -n 4 script.py`."
+                "started by mpiexec, as in `meshard run -n 4 script.py`; or give each of them "
+                "coordinator_address, num_processes and process_id, before anything else."
             )
+
+
+def _meet(address: object, count: object, index: object, patience: float) -> None:
+    """Meet the others at an address."""
+    from meshard.mpi.outside.coordinator import Coordinator
+
+    what = "distributed.initialize"
+    where = text_of(address, what, "coordinator_address", ConfigError)
+    for name, given in (("num_processes", count), ("process_id", index)):
+        if given is None:
+            raise ConfigError(
+                f"{what}: coordinator_address={where!r} is given, but {name} is not. Give all "
+                "three, or start the processes with `meshard run`, and give none."
+            )
+    processes = integer_of(count, what, "num_processes", least=1, error=ConfigError)
+    number = integer_of(index, what, "process_id", least=0, error=ConfigError)
+    if number >= processes:
+        raise ConfigError(
+            f"{what}: process_id={number}, but there are {processes} processes; their numbers are "
+            f"0 to {processes - 1}."
+        )
+    if processes == 1:
+        return
+    coordinator = Coordinator(where, processes, number, patience)
+    try:
+        join(number, processes, coordinator.gather)
+    finally:
+        coordinator.close()
 
 
 def is_initialized() -> bool:

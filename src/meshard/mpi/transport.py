@@ -86,8 +86,9 @@ class JobTransport:
         index: this process.
         channel: the side channel.
         deadline: seconds that a process waits for the others.
-        library: what joins the first processes of the job; None for one that joins them later.
+        library: what joins the first processes of the job; None where no MPI does.
         table: the sizes that decide how blocks are moved.
+        members: the first processes, where no MPI joins them; by default this one alone.
     """
 
     def __init__(
@@ -97,12 +98,13 @@ class JobTransport:
         deadline: float,
         library: Library | None = None,
         table: Table | None = None,
+        members: Sequence[int] | None = None,
     ) -> None:
         self.index = index
-        self.count = index + 1 if library is None else library.size
+        first = tuple(members or (index,)) if library is None else tuple(range(library.size))
+        self.count = first[-1] + 1
         self.deadline = deadline
         self.channel = channel
-        first = (index,) if library is None else range(library.size)
         agreement = Agreement(index, self.count, self.barrier)
         self.watchdog = Watchdog(agreement, channel, deadline, first)
         self.hosts: tuple[int, ...] | None = None

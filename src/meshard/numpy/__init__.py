@@ -15,7 +15,6 @@ make arrays takes a sharding.
 
 import typing as _typing
 
-import ml_dtypes as _ml_dtypes
 import numpy as _numpy
 
 from meshard.algebra.attributes import door as _door
@@ -147,7 +146,6 @@ from meshard.ops.array.join import (
     concatenate as concatenate,
     flip as flip,
     hstack as hstack,
-    repeat as repeat,
     roll as roll,
     split as split,
     stack as stack,
@@ -227,6 +225,48 @@ from meshard.ops.linalg.products import (
     vecmat as vecmat,
 )
 from meshard.ops.made import ufuncs as _ufuncs  # noqa: F401  (which gives add its reduce)
+from meshard.ops.made.casts import (
+    bfloat16 as bfloat16,
+    bool as bool,
+    bool_ as bool_,
+    byte as byte,
+    cdouble as cdouble,
+    complex128 as complex128,
+    complex64 as complex64,
+    csingle as csingle,
+    double as double,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    float8_e4m3b11fnuz as float8_e4m3b11fnuz,
+    float8_e4m3fn as float8_e4m3fn,
+    float8_e4m3fnuz as float8_e4m3fnuz,
+    float8_e5m2 as float8_e5m2,
+    float8_e5m2fnuz as float8_e5m2fnuz,
+    half as half,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    int8 as int8,
+    int_ as int_,
+    intc as intc,
+    intp as intp,
+    long as long,
+    longlong as longlong,
+    short as short,
+    single as single,
+    ubyte as ubyte,
+    uint as uint,
+    uint16 as uint16,
+    uint32 as uint32,
+    uint64 as uint64,
+    uint8 as uint8,
+    uintc as uintc,
+    uintp as uintp,
+    ulong as ulong,
+    ulonglong as ulonglong,
+    ushort as ushort,
+)
 from meshard.ops.made.choices import (
     apply_over_axes as apply_over_axes,
     fabs as fabs,
@@ -258,6 +298,7 @@ from meshard.ops.made.grids import (
     c_ as c_,
     diag_indices_from as diag_indices_from,
     ix_ as ix_,
+    mask_indices as mask_indices,
     mgrid as mgrid,
     ogrid as ogrid,
     r_ as r_,
@@ -277,6 +318,7 @@ from meshard.ops.made.polynomials import (
     polysub as polysub,
     roots as roots,
 )
+from meshard.ops.made.repeats import repeat as repeat
 from meshard.ops.made.signals import (
     bartlett as bartlett,
     blackman as blackman,
@@ -285,6 +327,7 @@ from meshard.ops.made.signals import (
     gradient as gradient,
     hamming as hamming,
     hanning as hanning,
+    i0 as i0,
     kaiser as kaiser,
     sinc as sinc,
     unwrap as unwrap,
@@ -318,6 +361,10 @@ from meshard.ops.reductions.moments import (
     mean as mean,
     std as std,
     var as var,
+)
+from meshard.ops.reductions.partition import (
+    argpartition as argpartition,
+    partition as partition,
 )
 from meshard.ops.reductions.quantiles import (
     median as median,
@@ -367,10 +414,8 @@ from meshard.ops.reductions.sets import (
     unique_values as unique_values,
 )
 from meshard.ops.reductions.sort import (
-    argpartition as argpartition,
     argsort as argsort,
     digitize as digitize,
-    partition as partition,
     searchsorted as searchsorted,
     sort as sort,
 )
@@ -411,39 +456,6 @@ pow = power
 radians = deg2rad
 true_divide = divide
 
-bool_ = _numpy.bool_
-int8 = _numpy.int8
-int16 = _numpy.int16
-int32 = _numpy.int32
-int64 = _numpy.int64
-uint8 = _numpy.uint8
-uint16 = _numpy.uint16
-uint32 = _numpy.uint32
-uint64 = _numpy.uint64
-float16 = _numpy.float16
-float32 = _numpy.float32
-float64 = _numpy.float64
-complex64 = _numpy.complex64
-complex128 = _numpy.complex128
-byte = _numpy.byte
-ubyte = _numpy.ubyte
-short = _numpy.short
-ushort = _numpy.ushort
-intc = _numpy.intc
-uintc = _numpy.uintc
-int_ = _numpy.int_
-uint = _numpy.uint
-intp = _numpy.intp
-uintp = _numpy.uintp
-long = _numpy.long
-ulong = _numpy.ulong
-longlong = _numpy.longlong
-ulonglong = _numpy.ulonglong
-half = _numpy.half
-single = _numpy.single
-double = _numpy.double
-csingle = _numpy.csingle
-cdouble = _numpy.cdouble
 generic = _numpy.generic
 number = _numpy.number
 integer = _numpy.integer
@@ -452,13 +464,6 @@ unsignedinteger = _numpy.unsignedinteger
 inexact = _numpy.inexact
 floating = _numpy.floating
 complexfloating = _numpy.complexfloating
-bfloat16 = _ml_dtypes.bfloat16
-float8_e4m3fn = _ml_dtypes.float8_e4m3fn
-float8_e5m2 = _ml_dtypes.float8_e5m2
-float8_e4m3b11fnuz = _ml_dtypes.float8_e4m3b11fnuz
-float8_e4m3fnuz = _ml_dtypes.float8_e4m3fnuz
-float8_e5m2fnuz = _ml_dtypes.float8_e5m2fnuz
-bool = _numpy.bool_
 dtype = _numpy.dtype
 ndarray = _Array
 issubdtype = _numpy.issubdtype

@@ -8,12 +8,13 @@ from typing import Any
 
 from meshard.ops.array import create, elementwise, index, nonzero, shape, take, update
 from meshard.ops.array import dynamic as _rows  # noqa: F401  (indices that are traced bind its rows)
-from meshard.ops.array import join as move
 from meshard.ops.engine.eager import EAGER
+from meshard.ops.lax import elementwise as bits
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
+from meshard.ops.made import repeats
 from meshard.ops.nn import functions as nn
-from meshard.ops.reductions import composed, moments, reduce, scan, sets, sort
+from meshard.ops.reductions import composed, moments, partition, reduce, scan, sets, sort
 from meshard.runtime.doors import install
 from meshard.runtime.moving.make import device_put
 from meshard.runtime.moving.place import moved_to
@@ -24,7 +25,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "argmax": reduce.argmax,
     "argmin": reduce.argmin,
     "apply_at": update.apply_at,
-    "argpartition": sort.argpartition,
+    "argpartition": partition.argpartition,
     "argsort": sort.argsort,
     "asarray": create.asarray,
     "astype": elementwise.astype,
@@ -48,12 +49,12 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "mean": moments.mean,
     "min": reduce.min,
     "nonzero": nonzero.nonzero,
-    "partition": sort.partition,
+    "partition": partition.partition,
     "prod": reduce.prod,
     "ptp": reduce.ptp,
     "ravel": shape.ravel,
     "real": elementwise.real,
-    "repeat": move.repeat,
+    "repeat": repeats.repeat,
     "reshape": shape.reshape,
     "round": elementwise.round,
     "searchsorted": sort.searchsorted,
@@ -69,5 +70,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "transpose": shape.transpose,
     "update_at": update.update_at,
     "var": moments.var,
+    "view": bits.view,
 }
 install(EAGER, _METHODS)

@@ -44,12 +44,15 @@ class Partial:
             picked, and nothing is rounded.
         kernel: computes the partial results of one cell; None for the row's own kernel.
         dtypes: the partial results' dtypes, from the operands'; None for the results' own.
+        along: the dim of the result along which a function combines elements, so that devices
+            cannot share the work along it; None if it combines those of each position.
     """
 
     combine: np.ufunc | Callable[[Sequence[tuple[Block, ...]]], tuple[Block, ...]]
     accumulates: Literal["wide", "counts", "selects"]
     kernel: Callable[..., Any] | None = None
     dtypes: Callable[[Sequence[Operand], Params], tuple[Dtype, ...]] | None = None
+    along: int | None = None
 
     def __post_init__(self) -> None:
         rounds = isinstance(self.combine, np.ufunc) and self.combine not in _SELECTING
@@ -113,6 +116,9 @@ class Op:
             changes them; None in all others.
         stacked: the parameters with which the kernel does to many blocks, stacked along a new
             first dim, what it does to each, from its parameters; None: it cannot.
+        decides: makes the decision about operands of given types, from the world, the row, the
+            types and the parameters, for an operation that no rule and kernel describe; None: the
+            engine does.
     """
 
     name: str
@@ -127,6 +133,7 @@ class Op:
     alike: int | None = None
     positions: Positions | None = None
     stacked: Callable[[Params], Params] | None = None
+    decides: Callable[..., Any] | None = None
 
 
 @final

@@ -13,9 +13,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import CodeType
-from typing import Any, final
+from typing import Any, ParamSpec, TypeVar, final
 
+from meshard.algebra.arguments import function_of, text_of
 from meshard.algebra.boundary import is_library
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Purpose = str | Callable[[], str]
 """What something is done for, or what tells it when it is asked."""
@@ -122,6 +126,58 @@ def at_own_lines() -> Iterator[None]:
         yield
     finally:
         _stated.reset(token)
+
+
+def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
+    """Name what runs within a ``with`` statement, or a function that this decorates.
+
+    Listings and explanations of programs, ledgers and profiles show the name beside each operation;
+    names within names are joined by ``/``.
+
+    Args:
+        name: the name.
+
+    Raises:
+        ArgumentError: if it is not a string.
+
+    >>> import meshard
+    >>> @meshard.jit
+    ... def f(x):
+    ...     with meshard.named_scope("scale"):
+    ...         return 2 * x
+    >>> "scale" in f.lower(meshard.numpy.ones(3)).as_text()
+    True
+    """
+    return _named(text_of(name, "named_scope", "name"))
+
+
+@contextlib.contextmanager
+def _named(own: str) -> Iterator[None]:
+    before = stated_purpose()
+    with at_line("", f"{before}/{own}" if before else own):
+        yield
+
+
+def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R]:
+    """Return a function whose operations are listed under its name.
+
+    Args:
+        fun: the function.
+        name: another name than the function's own.
+
+    Raises:
+        ArgumentError: if ``fun`` is not a function.
+
+    >>> import meshard
+    >>> attention = meshard.named_call(lambda q, k: q @ k.T, name="attention")
+    >>> x = meshard.numpy.ones((2, 2))
+    >>> "attention" in meshard.jit(attention).lower(x, x).as_text()
+    True
+    """
+    function_of(fun, "named_call", "fun")
+    own: str = "" if name is None else text_of(name, "named_call", "name")
+    own = own or getattr(fun, "__name__", None) or type(fun).__name__
+    return named_scope(own)(fun)
 
 
 def stated_line() -> str | None:

@@ -203,3 +203,25 @@ def create_hybrid_device_mesh(
     blocks[:] = [create_device_mesh(inner, granules[p]) for p in sorted(granules)]
     whole: NDArray[np.object_] = np.block(blocks.reshape(outer).tolist())
     return whole
+
+
+def process_indices(backend: str | None = None) -> list[int]:
+    """Return the numbers of all processes.
+
+    >>> import meshard
+    >>> from meshard.testing import simulate
+    >>> simulate(2, 4, meshard.process_indices)
+    [[0, 1], [0, 1]]
+    """
+    _platform(backend, "process_indices")
+    return sorted({d.process_index for d in devices()})
+
+
+def default_backend() -> str:
+    """Return the platform of the devices: ``"cpu"``.
+
+    >>> import meshard
+    >>> meshard.default_backend()
+    'cpu'
+    """
+    return "cpu"

@@ -7,12 +7,12 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_host, placed
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body

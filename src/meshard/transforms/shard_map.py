@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar, final, overload
 
+import numpy as np
 import optree
 
 from meshard.algebra.arguments import flag_of, instance_of, names_of, refusal
 from meshard.algebra.boundary import bounded
-from meshard.algebra.mesh import Mesh, ambient_mesh, entered_mesh
+from meshard.algebra.mesh import AbstractMesh, Mesh, ambient_mesh, entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
@@ -32,11 +33,12 @@ from meshard.errors import (
     TreeError,
     did_you_mean,
 )
+from meshard.ops.engine.concrete import is_array
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.settings import config
 from meshard.transforms import install as _install  # noqa: F401  (it adds the collectives)
@@ -55,6 +57,7 @@ from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder
 from meshard.transforms.tracing.tracing import recording, unplaced_type
+from meshard.transforms.uneven import Uneven
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +72,17 @@ class _Infer:
 
 
 _INFER = _Infer()
+
+
+@final
+class _Passed:
+    """Says that the body gets an argument as it is."""
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+_PASSED = _Passed()
 
 
 @final
@@ -95,6 +109,7 @@ def shard_map(
     axis_names: Collection[str] = frozenset(),
     check_rep: bool | None = None,
     auto: Collection[str] = frozenset(),
+    uneven: bool = False,
 ) -> Callable[P, R]: ...
 @overload
 def shard_map(
@@ -108,6 +123,7 @@ def shard_map(
     axis_names: Collection[str] = frozenset(),
     check_rep: bool | None = None,
     auto: Collection[str] = frozenset(),
+    uneven: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def shard_map(
     f: Callable[..., Any] | None = None,
@@ -120,6 +136,7 @@ def shard_map(
     axis_names: Collection[str] = frozenset(),
     check_rep: bool | None = None,
     auto: Collection[str] = frozenset(),
+    uneven: bool = False,
 ) -> Callable[..., Any]:
     """Map a function over the shards of its arguments.
 
@@ -130,7 +147,8 @@ def shard_map(
         mesh: the mesh; by default the one that is set (``with mesh:`` or ``set_mesh``).
         in_specs: a spec for each argument: a tree of `P` that is a prefix of the tuple of
             arguments. Axes that a spec does not name leave the argument whole on each device
-            along them; None names none. By default each array's own.
+            along them. Where an entry is None, the body gets the value itself: an array, a
+            string, or whatever else it is. By default each array's own.
         out_specs: a spec for each result, in the same way: how the devices' results are joined.
             Along axes that a spec does not name the result must be the same on all devices.
         check_vma: whether to refuse a result that may differ along an axis that its spec does
@@ -139,6 +157,11 @@ def shard_map(
             automatic: along them each operation is one on global arrays.
         check_rep: the older name of ``check_vma``.
         auto: the older way to say ``axis_names``: the axes that stay automatic.
+        uneven: whether to take arguments whose dims are not divisible by the axes that split them;
+            they are laid out as ``NamedSharding(mesh, spec, uneven="balanced")``. Arrays that are
+            already split unevenly over these axes are taken as they are in any case. The body then
+            runs once for each local shape, and each device sees its own; collectives are joint,
+            and need operands of one shape.
 
     Returns:
         A function of global arrays, trees of them, or values that become arrays. Arguments are
@@ -190,6 +213,7 @@ def shard_map(
         check=check,
         names=axis_names,
         auto=auto,
+        uneven=flag_of(uneven, "shard_map", "uneven"),
     )
     return functools.partial(_Mapped, options) if f is None else _Mapped(options, f)
 
@@ -216,6 +240,7 @@ class _Options:
         check: whether to refuse results that may differ along axes that their specs do not name.
         names: the axes that the body runs along; none for all but ``auto``.
         auto: the axes that stay automatic, where ``names`` are none.
+        uneven: whether to take arguments that do not divide.
     """
 
     mesh: Mesh | None
@@ -224,6 +249,7 @@ class _Options:
     check: bool
     names: frozenset[str]
     auto: frozenset[str]
+    uneven: bool = False
 
 
 @final
@@ -234,16 +260,16 @@ class _Call:
     Attributes:
         body: the interpreter of its body.
         args: the arguments, as they were passed.
-        given: their leaves, as arrays or values of the body around it.
+        given: their leaves that have a spec, as arrays or values of the body around it.
         specs: the spec of each.
-        values: the grids that they are in the body.
+        values: what all leaves are in the body: grids, and what is passed on as it is.
     """
 
     body: Body
     args: tuple[Any, ...]
     given: list[Any]
     specs: list[PartitionSpec]
-    values: list[Grid]
+    values: list[Any]
 
     @property
     def scope(self) -> Scope:
@@ -285,11 +311,13 @@ class _Mapped:
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._mesh = options.mesh
-        self._in_specs = trees.map(_whole_if_none, options.in_specs, is_leaf=_is_spec_or_none)
+        self._follows = options.mesh is None or isinstance(options.mesh, AbstractMesh)
+        self._in_specs = trees.map(_passed_if_none, options.in_specs, is_leaf=_is_spec_or_none)
         self._out_specs = options.out_specs
         self._check = options.check
         self._names = options.names
         self._auto = options.auto
+        self._uneven = options.uneven
         self._inputs: dict[Any, list[Any]] = {}
         self._outputs: dict[Any, list[Any]] = {}
         self._passed: set[tuple[GridKind, PartitionSpec, bool]] = set()
@@ -316,12 +344,15 @@ class _Mapped:
             call = _Call(body, args, [], [], ready.values(body, args))
             return self._run(call, ready, call.values)
         around = outer if isinstance(outer, Body) else None
-        scope = self._scope(around)
+        scope = self._scope(around, args)
         recorder = recording()
         body = Body(scope, around, is_abstract() or recorder is not None)
         if recorder is not None:
             body.recorder = Recorder(self._name, recorder)
         leaves, structure = trees.flatten(args)
+        uneven = self._unevenly(scope, around, leaves, self._specs_of(args, structure), structure)
+        if uneven is not None:
+            return self._run_unevenly(uneven, body)
         call = self._arguments(body, args, leaves, structure)
         if outer is None:
             ready = self._kept(call)
@@ -329,7 +360,7 @@ class _Mapped:
 
     def _ready_for(self, args: tuple[Any, ...]) -> _Ready | None:
         """Return what is to do for arrays of these types, if it is known."""
-        key: list[Any] = [config.epoch, ambient_mesh() if self._mesh is None else None]
+        key: list[Any] = [config.epoch, ambient_mesh() if self._follows else None]
         for x in args:
             if type(x) is not Array:
                 return None
@@ -340,7 +371,7 @@ class _Mapped:
     def _kept(self, call: _Call) -> _Ready | None:
         """Keep what is to do for arguments that are all arrays, one by one."""
         scope, arrays = call.scope, [x for x in call.args if type(x) is Array]
-        if scope.auto or len(arrays) < len(call.args) or len(arrays) < len(call.given):
+        if scope.auto or not len(arrays) == len(call.args) == len(call.given):
             return None
         ways_in = [
             (cells_in(scope, x._type, spec), value.kind)
@@ -348,7 +379,7 @@ class _Mapped:
         ]
         if len(self._ready) >= _MOST_READY:
             self._ready.clear()
-        mesh = ambient_mesh() if self._mesh is None else None
+        mesh = ambient_mesh() if self._follows else None
         key = (config.epoch, mesh, *[x._type for x in arrays])
         found = self._ready[key] = _Ready(scope, ways_in, {})
         return found
@@ -382,11 +413,12 @@ class _Mapped:
         self, body: Body, args: tuple[Any, ...], leaves: Sequence[Any], structure: Any
     ) -> _Call:
         """Check the arguments, and make grids of them."""
-        specs = self._inputs.get(structure)
-        if specs is None:
-            specs = self._inputs[structure] = self._matched_inputs(args)
+        specs = self._specs_of(args, structure)
         call, scope, around = _Call(body, args, [], [], []), body.scope, body.outer
         for number, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
+            if spec is _PASSED:
+                call.values.append(leaf)
+                continue
             x = self._argument_value(call, leaf, number)
             own = _own_spec(x, scope) if spec is _INFER else spec
             if around is not None:
@@ -404,6 +436,93 @@ class _Mapped:
             if body.recorder is not None:
                 body.recorder.input(grid)
         return call
+
+    def _specs_of(self, args: tuple[Any, ...], structure: Any) -> list[Any]:
+        """Return the spec of each leaf of the arguments."""
+        specs = self._inputs.get(structure)
+        if specs is None:
+            specs = self._inputs[structure] = self._matched_inputs(args)
+        return specs
+
+    def _unevenly(
+        self,
+        scope: Scope,
+        around: Body | None,
+        leaves: Sequence[Any],
+        specs: Sequence[Any],
+        structure: Any,
+    ) -> Uneven | None:
+        """Return how to run the body on arguments that do not divide; None if all do."""
+        own = [
+            None if spec is _PASSED else (_own_spec(as_array(x), scope) if spec is _INFER else spec)
+            for x, spec in zip(leaves, specs, strict=True)
+        ]
+        pairs = list(zip(leaves, own, strict=True))
+        odd = [spec is not None and not _divides(scope, x, spec) for x, spec in pairs]
+        if not any(odd):
+            return None
+        shardings = [
+            None if spec is None else self._uneven_sharding(scope, x, spec, is_odd)
+            for x, spec, is_odd in zip(leaves, own, odd, strict=True)
+        ]
+        if around is not None or any(
+            s is None and is_odd for s, is_odd in zip(shardings, odd, strict=True)
+        ):
+            return None  # it is refused
+        told = f"shard_map of {self._name!r}"
+        if scope.auto:
+            raise ShardingError(
+                f"{told}: uneven arguments are taken only where the body runs along all axes of "
+                f"the mesh, but {', '.join(map(repr, scope.auto))} stays automatic. Leave out "
+                "axis_names=, or pad the arguments."
+            )
+        return Uneven(
+            told=told,
+            f=self._f,
+            structure=structure,
+            leaves=leaves,
+            specs=own,
+            shardings=shardings,
+            out_specs=functools.partial(self._matched, "out_specs", self._out_specs),
+            check=functools.partial(self._check_output, scope),
+            checked=self._check,
+        )
+
+    def _uneven_sharding(
+        self, scope: Scope, x: Any, spec: PartitionSpec, odd: bool
+    ) -> NamedSharding | None:
+        """Return how an argument is laid out; None if it does not divide and is not to be taken."""
+        if not odd:
+            return NamedSharding(scope.mesh, spec)
+        sharding = x._type.sharding if type(x) is Array else None
+        if (
+            isinstance(sharding, NamedSharding)
+            and sharding.uneven is not None
+            and sharding.mesh == scope.mesh
+            and sharding.spec.axes(x.ndim) == spec.axes(x.ndim)
+        ):
+            return sharding
+        return NamedSharding(scope.mesh, spec, uneven="balanced") if self._uneven else None
+
+    def _run_unevenly(self, uneven: Uneven, body: Body) -> Any:
+        """Run the body on arguments that do not divide, and return its results."""
+        outer = innermost()
+        if outer is None or is_abstract():
+            structure, found = uneven.run(body, uneven.leaves)
+            return trees.unflatten(structure, found)
+        at = [n for n, x in enumerate(uneven.leaves) if is_array(x)]
+        structures = []
+
+        def run(*arrays: Any) -> list[Any]:
+            leaves = list(uneven.leaves)
+            for n, x in zip(at, arrays, strict=True):
+                leaves[n] = x
+            structure, found = uneven.run(Body(body.scope, None, is_abstract()), leaves)
+            structures.append(structure)
+            return found
+
+        found = outer.at_run_time("shard_map", run, [uneven.leaves[n] for n in at], {})
+        return trees.unflatten(structures[-1], found)
 
     def _argument_value(self, call: _Call, leaf: Any, number: int) -> Any:
         """Return a leaf of the arguments as an array, or as a value of the body around this one."""
@@ -425,7 +544,7 @@ class _Mapped:
         joined = []
         for number, (grid, spec) in enumerate(zip(grids, specs, strict=True)):
             if (grid.kind, spec, outermost) not in self._passed:
-                self._check_output(grid, spec, call.scope, result, number)
+                self._check_output(call.scope, grid, spec, result, number)
                 self._passed.add((grid.kind, spec, outermost))
             whole = to_array(body, grid, spec)
             joined.append(AbstractArray(whole._type) if body.typed and outermost else whole)
@@ -476,8 +595,10 @@ class _Mapped:
 
     # the axes
 
-    def _scope(self, around: Body | None) -> Scope:
+    def _scope(self, around: Body | None, args: tuple[Any, ...]) -> Scope:
         mesh, known = self._mesh, self._known
+        if isinstance(mesh, AbstractMesh):
+            mesh = mesh.concrete(f"shard_map of {self._name!r}", *_meshes(around, args))
         if mesh is None:
             mesh = around.scope.mesh if around is not None else ambient_mesh()
         if mesh is None:
@@ -523,7 +644,7 @@ class _Mapped:
         """Refuse specs with axes that this does not run along."""
         for name, tree in (("in_specs", self._in_specs), ("out_specs", self._out_specs)):
             for spec in trees.leaves(tree, _is_spec):
-                if not isinstance(spec, _Infer):
+                if not isinstance(spec, (_Infer, _Passed)):
                     self._check_spec(name, spec, scope, manual)
 
     def _check_spec(self, name: str, spec: Any, scope: Scope, manual: frozenset[str]) -> None:
@@ -604,13 +725,14 @@ class _Mapped:
                     f"{x.shape} has in_specs {spec!r}, which splits dim {dim} of size "
                     f"{x.shape[dim]} over the mesh axis {axis} of size {count}, but {count} does "
                     f"not evenly divide {x.shape[dim]}: the body has one local shape. Pad the dim "
-                    f"by {more} with meshard.numpy.pad, or write it with global operations, which "
-                    f"take uneven shards.{local}"
+                    f"by {more} with meshard.numpy.pad; or pass uneven=True, so that each device "
+                    "sees its own shape; or write it with global operations, which take uneven "
+                    f"shards.{local}"
                 )
 
     def _argument(self, args: tuple[Any, ...], number: int) -> str:
         """Return how to call a leaf of the arguments."""
-        first, *rest = trees.leaves_with_path(args)[number][0]
+        first, *rest = trees.leaves_with_plain_path(args)[number][0]
         told = f"args[{first}]" + "".join(f"[{k!r}]" for k in rest)
         try:
             names = list(inspect.signature(self._f).parameters)
@@ -619,7 +741,7 @@ class _Mapped:
             return told
 
     def _check_output(
-        self, grid: Grid, spec: PartitionSpec, scope: Scope, result: Any, number: int
+        self, scope: Scope, grid: Grid, spec: PartitionSpec, result: Any, number: int
     ) -> None:
         if len(spec) > grid.ndim:
             raise SpecError(
@@ -653,20 +775,38 @@ def _mapped(options: _Options, ins: Any, outs: Any, f: Callable[..., Any]) -> _M
 
 
 def _result(result: Any, number: int) -> str:
-    path = "".join(f"[{k!r}]" for k in trees.leaves_with_path(result)[number][0])
+    path = "".join(f"[{k!r}]" for k in trees.leaves_with_plain_path(result)[number][0])
     return f"the result{path}"
 
 
 def _is_spec(x: Any) -> bool:
-    return isinstance(x, (PartitionSpec, _Infer))
+    return isinstance(x, (PartitionSpec, _Infer, _Passed))
 
 
 def _is_spec_or_none(x: Any) -> bool:
     return x is None or _is_spec(x)
 
 
-def _whole_if_none(spec: Any) -> Any:
-    return PartitionSpec() if spec is None else spec
+def _passed_if_none(spec: Any) -> Any:
+    return _PASSED if spec is None else spec
+
+
+def _meshes(around: Body | None, args: Any) -> list[Mesh]:
+    """Return the mesh of the body around, and those of the arguments."""
+    shardings = [getattr(x, "sharding", None) for x in trees.leaves(args)]
+    inside = [around.scope.mesh] if around is not None else []
+    return inside + [s.mesh for s in shardings if isinstance(s, NamedSharding)]
+
+
+def _divides(scope: Scope, x: Any, spec: PartitionSpec) -> bool:
+    """Return whether the axes that split each dim divide it; too long a spec is refused later."""
+    shape = np.shape(x) if not hasattr(x, "shape") else x.shape
+    if len(spec) > len(shape):
+        return True
+    return not any(
+        n % math.prod([scope.sizes[a] for a in dim])
+        for n, dim in zip(shape, spec.axes(len(shape)), strict=True)
+    )
 
 
 def _own_spec(x: Any, scope: Scope) -> PartitionSpec:

@@ -25,7 +25,7 @@ from meshard.errors import UnequalError
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.place import as_host
 from meshard.runtime.moving.same_values import digest
-from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import KEY, Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -82,7 +82,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     what, world = "assert_equal", here()
     text_of(fail_message, what, "fail_message")
     peers = world.processes
-    pairs, structure = flatten_with_path(in_tree)
+    pairs, structure = flatten_with_plain_path(in_tree)
     names = tuple([path_name(path) for path, _ in pairs])
     mine = [_digests(world, leaf) for _, leaf in pairs]
     told = all_told(world, what, (what, (str(structure), names), tuple(mine)), peers)

@@ -22,7 +22,7 @@ from meshard.compat.multihost.survey import Leaf, check_argument, surveyed
 from meshard.errors import ArgumentError, ShardingError
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.place import placed
-from meshard.runtime.trees import unflatten
+from meshard.runtime.trees.trees import unflatten
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
 

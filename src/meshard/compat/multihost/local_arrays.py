@@ -22,7 +22,7 @@ from meshard.errors import ArgumentError, IndivisibleError, ShapeError, Sharding
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import check_devices_exist, placed
-from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import ArrayLike
 from meshard.runtime.world import RuntimeWorld, here
 

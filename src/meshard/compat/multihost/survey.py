@@ -16,7 +16,7 @@ from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingErro
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_host
-from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld
 
@@ -89,7 +89,7 @@ def surveyed(
         ShapeError: if a leaf's shape or dtype differs.
         ShardingError: if a leaf is one array of several processes here and a local one there.
     """
-    pairs, structure = flatten_with_path(tree)
+    pairs, structure = flatten_with_plain_path(tree)
     leaves = [_leaf(world, what, path_name(path), value) for path, value in pairs]
     mine = (
         what,

@@ -109,7 +109,7 @@ class OpenChannel:
         """Let processes join from now on.
 
         Args:
-            name: the name under which they find the job.
+            name: the name under which they find the job; an empty one lets none join.
             porter: where they come in.
             far: where the lines for boxes go.
             table: the sizes that decide how blocks are moved.
@@ -200,7 +200,7 @@ class OpenChannel:
 
     def is_open(self) -> bool:
         """Whether processes may join that the job was not started with; the same on all."""
-        return self.porter is not None
+        return self.porter is not None and bool(self._name)
 
     def is_expected(self) -> bool:
         """Whether processes that this one does not know may still take it in."""
@@ -263,7 +263,7 @@ class OpenChannel:
         for peer in self._lines.keys() - set(members):
             self._lines.pop(peer).close()
         self._later.clear()
-        if self._index != min(members):
+        if self._index != min(members) or not self._name:
             self.porter.offer(None)
             return
         last = known[max(known)]

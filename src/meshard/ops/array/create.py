@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, overload
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import choice_of, integer_of, shape_of
+from meshard.algebra.arguments import check_order, choice_of, integer_of, shape_of
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.mesh import Mesh
@@ -45,6 +45,7 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
+from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayLike, ArrayType, Block, DeviceLike, ShapeLike
 from meshard.runtime.world import here
 from meshard.tuning import CACHE_PIECE, COPY_CHUNK, LARGE
@@ -109,7 +110,9 @@ def _parts(write: Writer, block: Block, box: Box) -> list[Callable[[], None]]:
 
 
 def _from_nested(value: Any) -> Any:
-    """Stack lists that hold arrays; leave everything else alone."""
+    """Stack lists that hold arrays, and convert what says how; leave everything else alone."""
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__()
     if isinstance(value, (list, tuple)) and _holds_array(value):
         return stack(
             [_from_nested(v) if isinstance(v, (list, tuple)) else as_array(v) for v in value]
@@ -133,6 +136,7 @@ def array(
     dtype: AnyDtypeLike = None,
     *,
     copy: bool | None = True,
+    order: str | None = "K",
     ndmin: int = 0,
     device: DeviceLike = None,
 ) -> Array:
@@ -142,18 +146,21 @@ def array(
         object: the value; it is copied, so that later changes to it do not show.
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
         copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         ndmin: the least number of dims; dims of size one are put in front.
         device: a Sharding or Device for the result, or ``x.device`` of another array, whose devices
             it goes to if it is not there; None for the default device, uncommitted.
 
     Raises:
         DtypeError: if the elements are not numbers.
-        ArgumentError: if ``copy`` is False and the value is not such an array already.
+        ArgumentError: if ``copy`` is False and the value is not such an array already, or the
+            order is ``"F"``.
 
     >>> import meshard.numpy as mnp
     >>> mnp.array([[1, 2], [3, 4]]).shape
     (2, 2)
     """
+    check_order(order, "array")
     if not 0 <= ndmin <= _MOST_DIMS:
         raise ArgumentError(f"array: ndmin must be from 0 to {_MOST_DIMS}, got {ndmin}.")
     value = _from_nested(object)
@@ -186,19 +193,25 @@ def array(
 
 @checked
 def asarray(
-    a: Any, dtype: AnyDtypeLike = None, *, copy: bool | None = None, device: DeviceLike = None
+    a: Any,
+    dtype: AnyDtypeLike = None,
+    *,
+    copy: bool | None = None,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
-    """Make an array; one that is an array already stays where it is.
+    """Make an array; one that is an array already stays where it is. Takes what `array` takes.
 
     >>> import meshard.numpy as mnp
     >>> mnp.asarray([1.0, 2.0]).dtype
     dtype('float64')
     """
+    check_order(order, "asarray")
     return array(a, dtype, copy=copy, device=device)
 
 
-def copy(a: ArrayLike) -> Array:
-    """Return an equal array with the same sharding.
+def copy(a: ArrayLike, order: str | None = "K") -> Array:
+    """Return an equal array with the same sharding; an ``order`` is taken as `array` takes it.
 
     >>> import meshard.numpy as mnp
     >>> x = mnp.arange(3)
@@ -207,6 +220,7 @@ def copy(a: ArrayLike) -> Array:
     >>> y.tolist()  # outlives x
     [0, 1, 2]
     """
+    check_order(order, "copy")
     return as_array(a).copy()
 
 
@@ -216,6 +230,7 @@ def full(
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     device: DeviceLike = None,
 ) -> Array:
     """Make an array of one value.
@@ -224,6 +239,7 @@ def full(
         shape: the global shape.
         fill_value: the value, or values that broadcast to the shape.
         dtype: the dtype, by default the value's.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; or ``x.device`` of another array, on whose
             devices it is split like that one, as far as its shape allows.
 
@@ -231,6 +247,7 @@ def full(
     >>> mnp.full((2,), 7).tolist()
     [7, 7]
     """
+    check_order(order, "full")
     sizes = shape_of(shape, "full")
     if has_devices(fill_value):
         return _spread(fill_value, sizes, dtype, device)
@@ -271,15 +288,25 @@ class Constant(Protocol):
     """A function that makes an array of one number."""
 
     def __call__(
-        self, shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+        self,
+        shape: ShapeLike,
+        dtype: AnyDtypeLike = None,
+        *,
+        order: str | None = None,
+        device: DeviceLike = None,
     ) -> Array:
         """Make an array of it."""
 
 
 def _constant_of(name: str, number: float) -> Constant:
     def function(
-        shape: ShapeLike, dtype: AnyDtypeLike = None, *, device: DeviceLike = None
+        shape: ShapeLike,
+        dtype: AnyDtypeLike = None,
+        *,
+        order: str | None = None,
+        device: DeviceLike = None,
     ) -> Array:
+        check_order(order, name)
         wanted = default_float() if dtype is None else as_dtype(dtype)
         return _full(shape_of(shape, name), np.asarray(number, wanted), device, name)
 
@@ -289,6 +316,7 @@ def _constant_of(name: str, number: float) -> Constant:
     Args:
         shape: the global shape.
         dtype: the dtype.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
@@ -306,19 +334,21 @@ empty = _constant_of("empty", 0)
 
 @checked
 def full_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     fill_value: ArrayLike,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
     """Make an array of one value with the shape, dtype and sharding of another.
 
     Args:
-        a: the other array.
+        a: the other array, or a `meshard.ShapeDtypeStruct`.
         fill_value: the value, or values that broadcast to the shape.
         dtype: another dtype.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         shape: another shape. The result is on the same devices, split alike if it has as many
             dims and they can be divided so; otherwise it is whole on each device.
         device: a Sharding or Device for the result instead.
@@ -327,9 +357,12 @@ def full_like(
     >>> mnp.full_like(mnp.arange(3), 7).tolist()
     [7, 7, 7]
     """
-    x = as_array(a)
+    check_order(order, "full_like")
+    x: Any = a if isinstance(a, ShapeDtypeStruct) else as_array(a)
     wanted = x.dtype if dtype is None else as_dtype(dtype)
     sizes = x.shape if shape is None else shape_of(shape, "full_like")
+    if isinstance(x, ShapeDtypeStruct):
+        return _full_of(x, sizes, fill_value, wanted, device)
     if has_devices(fill_value):
         committed = type(x) is Array and x.committed and sizes == x.shape
         place = x.sharding if device is None and committed else device
@@ -340,6 +373,14 @@ def full_like(
             return when_laid_out("full_like", _alike, x, value=value, shape=sizes)
         found = _full(sizes, value, device, "full_like")
     return x._varying(found) if is_traced(x) else found
+
+
+def _full_of(
+    x: ShapeDtypeStruct, sizes: tuple[int, ...], value: Any, dtype: Dtype, device: Any
+) -> Array:
+    """Make an array of one value with the sharding of an array that need not exist."""
+    place = x.sharding if device is None and sizes == x.shape else device
+    return full(sizes, value, dtype, device=place)
 
 
 def _alike(x: Any, *, value: Block, shape: tuple[int, ...]) -> Any:
@@ -371,9 +412,10 @@ def _place_like(x: Any, shape: tuple[int, ...]) -> Sharding:
 
 @checked
 def zeros_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -383,14 +425,16 @@ def zeros_like(
     >>> mnp.zeros_like(mnp.ones(2)).tolist()
     [0.0, 0.0]
     """
+    check_order(order, "zeros_like")
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
 @checked
 def ones_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -400,14 +444,16 @@ def ones_like(
     >>> mnp.ones_like(mnp.arange(2)).tolist()
     [1, 1]
     """
+    check_order(order, "ones_like")
     return full_like(a, 1, dtype, shape=shape, device=device)
 
 
 @checked
 def empty_like(
-    a: ArrayLike,
+    a: ArrayLike | ShapeDtypeStruct,
     dtype: AnyDtypeLike = None,
     *,
+    order: str | None = None,
     shape: ShapeLike | None = None,
     device: DeviceLike = None,
 ) -> Array:
@@ -417,6 +463,7 @@ def empty_like(
     >>> mnp.empty_like(mnp.ones((2, 3))).shape
     (2, 3)
     """
+    check_order(order, "empty_like")
     return full_like(a, 0, dtype, shape=shape, device=device)
 
 
@@ -743,7 +790,13 @@ _ROWS_BELOW = 64
 
 @checked
 def eye(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = None,
+    *,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make a matrix with ones on one diagonal and zeros elsewhere.
 
@@ -752,12 +805,14 @@ def eye(
         M: the number of columns; by default that of the rows.
         k: the diagonal; 0 is the main one, positive ones are above it.
         dtype: the dtype; by default the default float.
+        order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         device: a Sharding or Device for the result; each piece is made on its own device.
 
     >>> import meshard.numpy as mnp
     >>> mnp.eye(2, 3, k=1, dtype=int).tolist()
     [[0, 1, 0], [0, 0, 1]]
     """
+    check_order(order, "eye")
     return _by_position("eye", (N, M), dtype, device, (operator.eq, _diagonal), k)
 
 
@@ -774,7 +829,13 @@ def identity(n: int, dtype: DtypeLike = None) -> Array:
 
 @checked
 def tri(
-    N: int, M: int | None = None, k: int = 0, dtype: DtypeLike = None, *, device: DeviceLike = None
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DtypeLike = None,
+    *,
+    order: str | None = None,
+    device: DeviceLike = None,
 ) -> Array:
     """Make a matrix with ones at and below a diagonal, zeros elsewhere; takes what `eye` takes.
 

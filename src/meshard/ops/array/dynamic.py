@@ -2,30 +2,31 @@
 
 The size is known, the place may be computed. Where the place is known when the function is called,
 the slice is one of box maps, and only what crosses between devices moves. A traced place is for the
-kernel, which finds the slice in its block.
+kernel, which finds the slice in its block; where a dim is split, the slice's rows are exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import items_of, shown
 from meshard.errors import DtypeError, IndexingError, ShapeError
 from meshard.ops.array.samplesort import known
-from meshard.ops.array.shape import expand_dims, reshape
+from meshard.ops.array.shape import expand_dims, moveaxis, reshape
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.engine.later import Advised, when_laid_out
 from meshard.ops.row import Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
-from meshard.runtime.types import ArrayLike, Block
+from meshard.runtime.types import ArrayLike, ArrayType, Block
 
 
 def _start(start: Any, size: int, length: int, wrap: bool) -> int:
@@ -79,6 +80,67 @@ def _update(x: Block, update: Block, *starts: Any, wrap: tuple[bool, ...]) -> Bl
 
 register(Op("dynamic_slice", _slice_rule, _slice, dtypes=same_dtype, style="view"))
 register(Op("dynamic_update_slice", _update_rule, _update, dtypes=same_dtype))
+
+
+def _rows(start: Any, size: int, count: int, wrap: bool) -> Any:
+    """Return the positions along a dim that a slice from a traced place on has."""
+    at = bind("positions_within", as_array(start), size=size, clamp=True)
+    if not wrap:
+        at = bind("where", bind("less", start, 0), 0, at)
+    return bind("add", bind("minimum", at, size - count), np.arange(count))
+
+
+@final
+class _Window(Advised):
+    """A slice whose place is traced: of a dim that is split, its rows come from where they are."""
+
+    def __init__(self, sizes: tuple[int, ...], wrap: tuple[bool, ...]) -> None:
+        self.sizes, self.wrap = sizes, wrap
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the slice."""
+        x, *starts = operands
+        cuts = x.aval.layout.cuts
+        for d, (n, m) in enumerate(zip(x.shape, self.sizes, strict=True)):
+            if 0 < m < n and len(cuts[d]) > 2:
+                places = _rows(starts[d], n, m, self.wrap[d])
+                x, starts[d] = bind("gather", x, places, dims=(d,), at=d), 0
+        if x.shape == self.sizes:
+            return x
+        return bind("dynamic_slice", x, *starts, sizes=self.sizes, wrap=self.wrap)
+
+
+def window(x: Any, starts: Sequence[Any], sizes: tuple[int, ...], wrap: tuple[bool, ...]) -> Any:
+    """Return a slice of fixed size from places of which some are traced.
+
+    Args:
+        x: the array.
+        starts: for each dim the place; one outside is moved inside.
+        sizes: for each dim the size.
+        wrap: for each dim whether negative places count from the end.
+    """
+    if not isinstance(x.aval, ArrayType):  # a device's own, in a body
+        return bind("dynamic_slice", x, *starts, sizes=sizes, wrap=wrap)
+    given = [as_array(s) for s in starts]
+    return when_laid_out("window", _Window(sizes, wrap), x, *given)
+
+
+@final
+class _Laid(Advised):
+    """An array laid over another at a traced place: its rows go to where the dim is split."""
+
+    def __init__(self, wrap: tuple[bool, ...]) -> None:
+        self.wrap = wrap
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the array."""
+        x, update, *starts = operands
+        part = [d for d, (n, m) in enumerate(zip(x.shape, update.shape, strict=True)) if m < n]
+        if len(part) != 1 or not update.size or len(x.aval.layout.cuts[part[0]]) == 2:
+            return bind("dynamic_update_slice", x, update, *starts, wrap=self.wrap)
+        (d,) = part
+        places = _rows(starts[d], x.shape[d], update.shape[d], self.wrap[d])
+        return bind("scatter", x, moveaxis(update, d, 0), places, arrays=(d,), how="set")
 
 
 def _starts(what: str, given: Any, shape: tuple[int, ...], negative: Any) -> list[Any]:
@@ -178,7 +240,7 @@ def dynamic_slice(
     wraps = _wraps(what, allow_negative_indices, x.ndim)
     starts = _starts(what, start_indices, x.shape, wraps)
     if is_traced(*starts):
-        return bind(what, x, *starts, sizes=sizes, wrap=wraps)
+        return window(x, starts, sizes, wraps)
     begins = [_start(s, n, m, w) for s, n, m, w in zip(starts, x.shape, sizes, wraps, strict=True)]
     if sizes == x.shape:
         return x
@@ -220,7 +282,11 @@ def dynamic_update_slice(
     wraps = _wraps(what, allow_negative_indices, x.ndim)
     starts = _starts(what, start_indices, x.shape, wraps)
     if is_traced(*starts):
-        return bind(what, x, value, *starts, wrap=wraps)
+        if not isinstance(x.aval, ArrayType) or not isinstance(value.aval, ArrayType):  # in a body
+            return bind(what, x, value, *starts, wrap=wraps)
+        return when_laid_out(
+            "update_window", _Laid(wraps), x, value, *[as_array(s) for s in starts]
+        )
     places = zip(starts, x.shape, value.shape, wraps, strict=True)
     spans = tuple((at := _start(s, n, m, w), at + m, 1) for s, n, m, w in places)
     return bind("overlay", x, value, slices=spans)

@@ -13,7 +13,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.dimmap import DimMap
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import IndexingError
+from meshard.ops.array.dynamic import window
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.dtypes.laws import same_dtype
@@ -245,7 +247,7 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]
             dim += width
             continue
         if is_traced(entry):
-            entry = np.asarray(concrete(entry, "x[mask]", _WITHOUT_MASK))
+            entry = _known_mask(entry)
         if entry.shape != sizes and entry.ndim:
             raise IndexingError(
                 f"A boolean index of shape {entry.shape} does not fit the dims from {dim} on of an "
@@ -260,6 +262,12 @@ def _expanded(x: Array, entries: list[Any]) -> tuple[Array, list[Any], list[Any]
         shape += sizes
         dim += width
     return reshape(x, tuple(shape)) if len(shape) > x.ndim else x, plain, of_masks
+
+
+def _known_mask(mask: Any) -> Any:
+    """Return a traced mask that has a value: where it is laid out, else on the host."""
+    found = concrete(mask, "x[mask]", _WITHOUT_MASK)
+    return found if isinstance(found.sharding, NamedSharding) else np.asarray(found)
 
 
 def _span(entry: slice) -> Span:
@@ -469,7 +477,7 @@ def _cut_out(index: IndexParts) -> Any:
     starts = [index.arrays.get(d, 0) for d in range(x.ndim)]
     sizes = tuple([1 if d in index.arrays else n for d, n in enumerate(x.shape)])
     _, shape = index.gathered_shape(x.shape, ())
-    found = bind("dynamic_slice", x, *starts, sizes=sizes, wrap=(False,) * x.ndim)
+    found = window(x, starts, sizes, (False,) * x.ndim)
     return reshape(found, shape)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from operator import index
 from typing import Any, final
 
 import numpy as np
@@ -31,7 +30,7 @@ from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.ops.dtypes.promotion import EXTENDED, common_dtype
-from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.later import Advised, relaid, when_laid_out
 from meshard.ops.row import Dtype, MoveOp, Params, register
 from meshard.runtime.array.array import Array
@@ -347,21 +346,6 @@ def _rolled(x: Any, shift: Any, axis: Any) -> Any:
     return x
 
 
-def _repeated(x: Any, repeats: Any, dim: int, length: int) -> Any:
-    """Return elements repeated along a dim to a length that is known."""
-    size = x.shape[dim]
-    counts = as_array(repeats)
-    if counts.ndim > 1 or counts.size not in (1, size) or not size:
-        raise ArgumentError(
-            f"repeat: dim {dim} has {size} positions, and repeats has shape {counts.shape}."
-        )
-    ends = broadcast_to(ravel(counts).astype(np.int64, copy=False), (size,))
-    ends = bind("scan", ends, dim=0, how="add", dtype=np.dtype(np.int64), whole=True)
-    places = bind("searchsorted", ends, np.arange(length), side="right")
-    places = bind("minimum", places, size - 1)
-    return bind("gather", x, places, dims=(dim,), at=dim)
-
-
 def tile(A: ArrayLike, reps: Any) -> Array:
     """Return the array repeated as a whole along dims.
 
@@ -453,48 +437,8 @@ def _counts(what: str, name: str, given: Any) -> list[int]:
     return [int(n) for n in counts.reshape(-1).tolist()]
 
 
-@checked
-def repeat(
-    a: ArrayLike,
-    repeats: ArrayLike | Sequence[int],
-    axis: int | None = None,
-    *,
-    total_repeat_length: int | None = None,
-) -> Array:
-    """Return the array with each element repeated along a dim, or in the flat array.
-
-    Args:
-        a: the array.
-        repeats: how often; a number, or one for each position of the dim.
-        axis: the dim.
-        total_repeat_length: the size of the result's dim, which must be known if the numbers are
-            traced: elements beyond it are left out, missing ones repeat the last element.
-
-    Raises:
-        ArgumentError: if a number is negative, or their number is not that of the positions.
-        ConcretizationError: if the numbers are traced, and no length is given.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.repeat(mnp.asarray([1, 2]), 2).tolist()
-    [1, 1, 2, 2]
-    """
-    x = as_array(a)
-    if axis is None:
-        x, axis = ravel(x), 0
-    (dim,) = normalised_axes(axis, x.ndim, "repeat")
-    if total_repeat_length is not None:
-        return _repeated(x, repeats, dim, index(total_repeat_length))
-    if is_traced(repeats):
-        way_out = "The result's shape depends on repeats. Give total_repeat_length=, an integer."
-        repeats = np.asarray(concrete(repeats, "repeat", way_out))
-    size, counts = x.shape[dim], _counts("repeat", "repeats", repeats)
-    if len(counts) == 1:
-        spread = (*x.shape[: dim + 1], counts[0], *x.shape[dim + 1 :])
-        merged = (*x.shape[:dim], size * counts[0], *x.shape[dim + 1 :])
-        return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)
-    if len(counts) != size:
-        raise ArgumentError(
-            f"repeat: dim {dim} has {size} positions, and repeats gives {len(counts)} numbers."
-        )
-    positions = tuple(np.repeat(np.arange(size), counts).tolist())
-    return bind("take_positions", x, dims=((dim, (positions,)),))
+def each_repeated(x: Any, dim: int, count: int) -> Any:
+    """Return an array with each element repeated along a dim as often as the others."""
+    spread = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
+    merged = (*x.shape[:dim], x.shape[dim] * count, *x.shape[dim + 1 :])
+    return reshape(broadcast_to(expand_dims(x, dim + 1), spread), merged)

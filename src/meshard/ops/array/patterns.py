@@ -31,6 +31,7 @@ from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import ArrayLike, DeviceLike
 
 # arrays by a formula
@@ -285,6 +286,11 @@ def from_dlpack(x: Any, /, *, device: DeviceLike = None, copy: bool | None = Non
 # what it is
 
 
+def _shaped(a: Any) -> Any:
+    """Return what has a shape: an array, or a `ShapeDtypeStruct` as it is."""
+    return a if isinstance(a, ShapeDtypeStruct) else as_array(a)
+
+
 def ndim(a: ArrayLike) -> int:
     """Return the number of dims.
 
@@ -292,7 +298,7 @@ def ndim(a: ArrayLike) -> int:
     >>> mnp.ndim([[1, 2], [3, 4]])
     2
     """
-    return int(as_array(a).ndim)
+    return int(_shaped(a).ndim)
 
 
 def shape(a: ArrayLike) -> tuple[int, ...]:
@@ -302,7 +308,7 @@ def shape(a: ArrayLike) -> tuple[int, ...]:
     >>> mnp.shape([[1, 2, 3]])
     (1, 3)
     """
-    return tuple(as_array(a).shape)
+    return tuple(_shaped(a).shape)
 
 
 @checked
@@ -313,7 +319,7 @@ def size(a: ArrayLike, axis: int | None = None) -> int:
     >>> mnp.size(mnp.ones((2, 3)), 1)
     3
     """
-    x = as_array(a)
+    x = _shaped(a)
     return int(x.size if axis is None else x.shape[normalised_axes(axis, x.ndim, "size")[0]])
 
 

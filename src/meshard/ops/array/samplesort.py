@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.later import at_run_time, relaid
 from meshard.ops.engine.operand_mesh import named_sharding
+from meshard.ops.ordering import argsort_block, pack, packable, sort_block, sort_keys, unpack
 from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.wires import Move, Wire, move_wire
@@ -41,43 +42,6 @@ from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.tuning import GATHERED_SORT, LARGE, SORT_SAMPLES
-
-
-def sort_keys(x: Block) -> Block:
-    """Return what NumPy can compare: the small floats' NaN would confuse it."""
-    return x.astype(np.float32) if x.dtype in SMALL_FLOATS else x
-
-
-def _mixed_zeros(x: Block) -> bool:
-    """Whether there are zeros of both signs, whose order shows whether a sort is stable."""
-    if x.dtype.kind == "c":
-        return True
-    if x.dtype.kind != "f":
-        return False
-    signs = np.signbit(x[x == 0])
-    return bool(signs.any() and not signs.all())
-
-
-def sort_block(x: Block, *, dim: int, descending: bool) -> Block:
-    """Return a block sorted along a dim, stably; NaN counts as the greatest."""
-    keys = sort_keys(x)
-    if descending:
-        keys = np.flip(keys, dim)
-    found = np.sort(keys, axis=dim, kind="stable" if _mixed_zeros(keys) else None)
-    if descending:
-        found = np.flip(found, dim)
-    result: Block = found.astype(x.dtype, copy=False)
-    return result
-
-
-def argsort_block(x: Block, *, dim: int, descending: bool) -> Block:
-    """Return the positions that sort a block along a dim, stably."""
-    keys = sort_keys(x)
-    if not descending:
-        return np.argsort(keys, axis=dim, kind="stable")
-    found = np.argsort(np.flip(keys, dim), axis=dim, kind="stable")
-    order: Block = x.shape[dim] - 1 - np.flip(found, dim)
-    return order
 
 
 def known(x: Any) -> Block:
@@ -99,9 +63,47 @@ def known(x: Any) -> Block:
     return np.asarray(array)
 
 
+def on_pieces(x: Array, function: Callable[[int, Block], Block]) -> list[Block | None]:
+    """Call a function with the number and the block of each piece that is here.
+
+    Returns:
+        Its results; None for pieces that are elsewhere.
+    """
+    blocks = x._live()
+    found: list[Block | None] = [None] * len(blocks)
+
+    def one(piece: int, block: Block) -> None:
+        found[piece] = function(piece, block)
+
+    tasks = [partial(one, i, b) for i, b in enumerate(blocks) if b is not None]
+    _run_tasks(here(), tasks, x.nbytes)
+    return found
+
+
+def everywhere(
+    x: Array, parts: Sequence[Block | None], counts: Sequence[int], dtype: np.dtype[Any]
+) -> list[Block]:
+    """Bring something of each piece of an array on a mesh to all of its devices.
+
+    Args:
+        x: the array.
+        parts: blocks of one dim; None for those of pieces that are elsewhere.
+        counts: their lengths, the same on all processes.
+        dtype: their dtype.
+    """
+    sharding: Any = x.sharding
+    cuts = (0, *np.cumsum(counts).tolist())
+    axes = tuple([a for dim in sharding.spec.axes(x.ndim) for a in dim])
+    own = named_sharding(sharding.mesh, (Split(axes, cuts),), sharding.memory_kind)
+    kind = here().type_of((cuts[-1],), dtype, own, x.committed)
+    whole = known(Array(kind, tuple(parts)))
+    return [whole[a:b] for a, b in pairwise(cuts)]
+
+
 def regular(x: Array) -> Array:
     """Return the array on a mesh or one device; only an array laid out by boxes is moved."""
-    if isinstance(x.sharding, NamedSharding) or x.aval.layout.piece_count == 1:
+    boxed = isinstance(x.sharding, BoxSharding)  # which is of one shape
+    if isinstance(x.sharding, NamedSharding) or (x.aval.layout.piece_count == 1 and not boxed):
         return x
     found: Array = bind("astype", x, dtype=x.dtype)
     return found
@@ -202,6 +204,22 @@ def _positions(x: Block, *, start: int) -> Block:
 register(Op("positions", "d -> d", _positions, dtypes=_int_law, local=_positions_cell))
 
 
+def _pack_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Params:
+    return {"start": bounds["d"][0], "descending": params["descending"]}
+
+
+def _pack(x: Block, *, start: int, descending: bool) -> Block:
+    return pack(x, start, descending)
+
+
+def _packed_law(operands: Sequence[Operand], params: Params) -> tuple[np.dtype[Any], ...]:
+    return (np.dtype(np.uint64),)
+
+
+register(Op("sort_pack", "d -> d", _pack, dtypes=_packed_law, local=_pack_cell))
+register(Op("sort_unpack", "d -> d", unpack, dtypes=_int_law))
+
+
 # the sort
 
 
@@ -245,6 +263,19 @@ def sort_split(x: Array, other: Array | None = None, *, descending: bool = False
     given = (x,) if other is None else (x, other)
     found: list[Array] = at_run_time("sort", _sort_split, *given, descending=descending)
     return found
+
+
+def argsort_split(x: Array, *, descending: bool = False) -> Array:
+    """Return the positions that sort an array of one dim that is split over a mesh, stably.
+
+    An element of up to 32 bits and its position are sorted as one number, so that 8 bytes of each
+    pass between devices, and no two numbers are equal.
+    """
+    if packable(x.dtype) and x.nbytes > GATHERED_SORT and x.shape[0] < 1 << 32:
+        (found,) = sort_split(bind("sort_pack", x, descending=descending))
+        result: Array = bind("sort_unpack", found)
+        return result
+    return sort_split(x, bind("positions", x), descending=descending)[1]
 
 
 def _sort_split(x: Array, other: Array | None = None, *, descending: bool) -> list[Array]:
@@ -365,6 +396,24 @@ def _merged(
     tasks = [partial(merge, i) for i, b in enumerate(blocks[0]) if b is not None]
     _run_tasks(world, tasks, nbytes)
     return [tuple(r) for r in results]
+
+
+def told(numbers: Sequence[Sequence[int] | None], x: Array, axes: tuple[str, ...]) -> Block:
+    """Tell all processes some numbers of each part of a dim, one row for each part.
+
+    Args:
+        numbers: those of the parts that are here.
+        x: an array on the devices that take part.
+        axes: the axes that split the dim.
+    """
+    blocks = [None if n is None else np.asarray(n, np.int64)[None] for n in numbers]
+    width = next((b.shape[1] for b in blocks if b is not None), 0)
+    sharding, count = x.sharding, len(numbers)
+    if isinstance(sharding, NamedSharding):
+        placement = (Split(axes, tuple(range(count + 1))), Split((), (0, width)))
+        sharding = named_sharding(sharding.mesh, placement, sharding.memory_kind)
+    kind = here().type_of((count, width), np.dtype(np.int64), sharding, x.committed)
+    return known(Array(kind, tuple(blocks)))
 
 
 # the elements where a mask is true

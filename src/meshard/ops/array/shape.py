@@ -25,6 +25,7 @@ from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.operand_mesh import OperandMesh
+from meshard.ops.pieces import repeated_copy
 from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -32,6 +33,7 @@ from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, ArrayType, Block, ShapeLike
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.tuning import LARGE
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -114,6 +116,8 @@ def _cell_shape(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Param
 
 
 def _reshape(x: Block, *, shape: tuple[int, ...]) -> Block:
+    if x.nbytes >= LARGE and 0 in x.strides:
+        return repeated_copy(x).reshape(shape)
     return x.reshape(shape)
 
 

@@ -121,33 +121,64 @@ def _along_cell(params: Params, bounds: Bounds, shape: tuple[int, ...]) -> Param
     return {**params, "start": bounds["x"][0]}
 
 
+_AT_ONCE = 1 << 15
+"""Positions looked up at once, so that their numbers stay in the cache."""
+
+
 def _along(x: Block, places: Block, *, dim: int, start: int = 0) -> Block:
     """Look up the positions that the block holds; the others give zeros."""
-    n = x.shape[dim]
-    local = places - start if start else places
     shape = np.broadcast_shapes(
         *[tuple(1 if d == dim else m for d, m in enumerate(b.shape)) for b in (x, places)]
     )
-    wide = tuple([local.shape[dim] if d == dim else m for d, m in enumerate(shape)])
-    if not n:
+    wide = tuple([places.shape[dim] if d == dim else m for d, m in enumerate(shape)])
+    if not x.shape[dim]:
         return np.zeros(wide, x.dtype)
-    # Below zero a position is, without its sign, beyond all sizes.
-    inside = local.astype(np.int64, copy=False).view(np.uint64) < n
-    whole = bool(inside.all())
-    numbers = _numbers(x.shape, dim, local if whole else np.where(inside, local, 0))
-    found = x.reshape(-1).take(np.broadcast_to(numbers, wide), mode="clip")
-    if not whole:
-        found[np.broadcast_to(~inside, wide)] = 0
+    found = np.empty(wide, x.dtype)
+    _look_up(x, np.broadcast_to(places, wide), (dim, start), found)
     return found
 
 
-def _numbers(shape: tuple[int, ...], dim: int, local: Block) -> Block:
-    """Return the numbers of elements in C order, by their positions along a dim."""
-    found = local * math.prod(shape[dim + 1 :])
-    for d, n in enumerate(shape):
-        if d != dim and n > 1:
-            own = np.arange(n).reshape([n if e == d else 1 for e in range(len(shape))])
-            found = found + own * math.prod(shape[d + 1 :])
+def _look_up(x: Block, places: Block, along: tuple[int, int], found: Block) -> None:
+    """Fill in what is at positions along a dim, which are counted from a start, part by part."""
+    (dim, start), shape = along, places.shape
+    flat = x.reshape(-1)
+    steps = [math.prod(x.shape[d + 1 :]) if n > 1 else 0 for d, n in enumerate(x.shape)]
+    cut = next((d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= _AT_ONCE), 0)
+    width = max(1, _AT_ONCE // max(1, math.prod(shape[cut + 1 :])))
+    others = [0 if d == dim else step for d, step in enumerate(steps)]
+    line = np.arange(min(width, shape[cut])).reshape(-1, *[1] * (len(shape) - cut - 1))
+    rest = _offsets(shape[cut + 1 :], others[cut + 1 :]) + line * others[cut]
+    numbers = np.empty((len(line), *shape[cut + 1 :]), np.int64)
+    for outer in np.ndindex(shape[:cut]):
+        before = sum(i * step for i, step in zip(outer, others, strict=False))
+        for first in range(0, shape[cut], width):
+            own = (*outer, slice(first, first + width))
+            local = places[own] - start if start else places[own]
+            local, lost = _held(local.astype(np.int64, copy=False), x.shape[dim])
+            at = np.multiply(local, steps[dim], out=numbers[: len(local)])
+            at += rest[: len(local)]
+            at += before + first * others[cut]
+            flat.take(at, out=found[own], mode="clip")
+            if lost is not None:
+                found[own][lost] = 0
+
+
+def _held(local: Block, size: int) -> tuple[Block, Block | None]:
+    """Return positions, those outside replaced by 0, and which these are; None if none are."""
+    # Below zero a position is, without its sign, beyond all sizes.
+    signless = local.view(np.uint64)
+    if not signless.size or signless.max() < size:
+        return local, None
+    lost = signless >= size
+    return np.where(lost, 0, local), lost
+
+
+def _offsets(shape: Sequence[int], steps: Sequence[int]) -> Block:
+    """Return the sums of places times steps along dims, with one more dim in front."""
+    found: Block = np.zeros((1,) * (len(shape) + 1), np.int64)
+    for d, (n, step) in enumerate(zip(shape, steps, strict=True)):
+        if step:
+            found = found + np.arange(n).reshape(-1, *[1] * (len(shape) - d - 1)) * step
     return found
 
 

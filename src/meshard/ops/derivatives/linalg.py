@@ -12,13 +12,16 @@ from typing import Any
 
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
-from meshard.ops.array.diagonals import tril
+from meshard.ops.array.diagonals import tril, triu
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import matrix_transpose, reshape
 from meshard.ops.derivatives.elementwise import is_complex, o
 from meshard.ops.derivatives.kinds import Derivative, Pulls, Refused, Site, Tangents, Values
+from meshard.ops.engine.later import when_laid_out
 from meshard.ops.linalg.contract import matmul
+from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.linalg.norms import diagonal
+from meshard.ops.linalg.triangular import solve_triangular
 from meshard.ops.reductions.reduce import sum as sum_
 
 
@@ -30,6 +33,11 @@ def _h(x: Any) -> Any:
 
 def _solve(a: Any, b: Any) -> Any:
     return o.solve(a, b)[0]
+
+
+def _split(name: str, x: Any, **params: Any) -> Any:
+    """Decompose matrices where they are."""
+    return when_laid_out(name, SPLIT[name], x, **params)
 
 
 def _trace(x: Any) -> Any:
@@ -108,13 +116,35 @@ def _solved_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
     return [less, found]
 
 
+def _triangle(x: Any, lower: bool) -> Any:
+    return tril(x) if lower else triu(x)
+
+
+def _triangular(site: Site, t: Values) -> list[Any]:
+    a, lower, change = site.x, site.params["lower"], t[1]
+    if t[0] is not None:
+        less = o.negative(matmul(_triangle(t[0], lower), site.y))
+        change = less if change is None else o.add(change, less)
+    return [solve_triangular(a, change, lower=lower)]
+
+
+def _triangular_back(site: Site, g: Values, wanted: Sequence[bool]) -> list[Any]:
+    lower = site.params["lower"]
+    found = solve_triangular(matrix_transpose(site.x), g[0], lower=not lower)
+    if not wanted[0]:
+        return [None, found]
+    less = o.negative(matmul(found, matrix_transpose(site.y)))
+    return [_triangle(less, lower), found]
+
+
 def _cholesky(site: Site, t: Values) -> list[Any]:
     upper = site.params["upper"]
     low = _h(site.y) if upper else site.y
-    middle = _solve(low, _h(_solve(low, _halved(t[0]))))
+    half = solve_triangular(low, _halved(t[0]), lower=True)
+    middle = solve_triangular(low, _h(half), lower=True)
     n = low.shape[-1]
-    half = o.where(eye(n, dtype=bool), 0.5, 1.0)
-    found = matmul(low, tril(o.multiply(middle, half)))
+    weights = o.where(eye(n, dtype=bool), 0.5, 1.0)
+    found = matmul(low, tril(o.multiply(middle, weights)))
     return [_h(found) if upper else found, None]
 
 
@@ -151,7 +181,7 @@ def _qr(site: Site, t: Values) -> list[Any]:
 
 
 def _qr_r(site: Site, t: Values) -> list[Any]:
-    q, r, _ = o.qr(site.x, mode="reduced")
+    q, r, _ = _split("qr", site.x, mode="reduced")
     return [_qr_wide(q, r, t[0])[1], None]
 
 
@@ -190,7 +220,7 @@ def _svd(site: Site, t: Values) -> list[Any]:
 
 
 def _svdvals(site: Site, t: Values) -> list[Any]:
-    u, _, vh, _ = o.svd(site.x, full_matrices=False)
+    u, _, vh, _ = _split("svd", site.x, full_matrices=False)
     return [_real(diagonal(matmul(matmul(_h(u), t[0]), _h(vh)), 0, -2, -1)), None]
 
 
@@ -221,6 +251,7 @@ LINALG: dict[str, Derivative] = {
     "pseudo_inverse": Tangents(_pseudo_inverse),
     "slogdet": Tangents(_slogdet),
     "solve": Pulls(_solved, _solved_back),
+    "solve_triangular": Pulls(_triangular, _triangular_back),
     "cholesky": Tangents(_cholesky),
     "qr": Tangents(_qr),
     "qr_r": Tangents(_qr_r),
@@ -235,3 +266,5 @@ LINALG: dict[str, Derivative] = {
     ),
 }
 """The derivative of each row on matrices."""
+LATE_LINALG: dict[str, Derivative] = {n: LINALG[n] for n in (*SPLIT, "solve_triangular")}
+"""The derivative of each decomposition that is put off until layouts are known, by name."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import zeros, zeros_like
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values
 from meshard.ops.derivatives.shapes import dtype_of, in_body
+from meshard.ops.engine.later import Advised, when_laid_out
+from meshard.ops.engine.operand_mesh import named_sharding
 
 
 def _reshape(site: Site, number: int, g: Values) -> Any:
@@ -152,7 +156,62 @@ def _gather(site: Site, number: int, g: Values) -> Any:
     places = site.operands[1:]
     value = _places_first(g[0], np.ndim(places[0]), at)
     empty = zeros_like(site.x, dtype=g[0].dtype)
-    return o.scatter(empty, value, *places, arrays=dims, how="add")
+    if in_body(site.x) or in_body(value):
+        return o.scatter(empty, value, *places, arrays=dims, how="add")
+    return when_laid_out("scatter", _AddedUp(dims), empty, value, *places)
+
+
+@final
+class _AddedUp(Advised):
+    """Values added to rows that each device has whole, such as a table's that tokens look up.
+
+    Where values are split and the table is smaller than they are, each device adds its own values
+    to a table of its own, and the tables are added up: then a table crosses instead of the values.
+    """
+
+    def __init__(self, dims: tuple[int, ...]) -> None:
+        self.dims = dims
+
+    def __call__(self, *operands: Any) -> Any:
+        """Return the table."""
+        empty, value, *places = operands
+        split = _split_of_values(empty, value, places, self.dims)
+        if split is None:
+            return o.scatter(empty, value, *places, arrays=self.dims, how="add")
+        own, count = empty.sharding, split.shards
+        line = Split(split.axes, tuple(range(count + 1)))
+        axes = own.spec.axes(empty.ndim)
+        kept = [Split(a, c) for a, c in zip(axes, empty.aval.layout.cuts, strict=True)]
+        apart = named_sharding(own.mesh, (line, *kept), own.memory_kind)
+        tables = zeros((count, *empty.shape), empty.dtype, device=apart)
+        shape = np.broadcast_shapes(*map(np.shape, places))
+        numbers = np.repeat(np.arange(count), np.diff(split.cuts))
+        numbers = np.broadcast_to(numbers.reshape(-1, *[1] * (len(shape) - 1)), shape)
+        arrays = (0, *[d + 1 for d in self.dims])
+        found = o.scatter(tables, value, numbers, *places, arrays=arrays, how="add")
+        return o.sum(found, axis=(0,), keepdims=False, dtype=None)
+
+
+def _split_of_values(
+    empty: Any, value: Any, places: Sequence[Any], dims: Sequence[int]
+) -> Split | None:
+    """Return how values are split that had better be added up on each device first; else None."""
+    table, given = empty.aval, value.aval
+    rank = np.ndim(places[0])
+    if not rank or not all(isinstance(t.sharding, NamedSharding) for t in (table, given)):
+        return None
+    if table.sharding.mesh != given.sharding.mesh:
+        return None
+    axes = given.sharding.spec.axes(given.ndim)
+    cuts = given.layout.cuts
+    others = {a for own in table.sharding.spec.axes(table.ndim) for a in own}
+    rows_whole = all(len(table.layout.cuts[d]) == 2 for d in dims)
+    split = len(cuts[0]) > 2 and all(len(c) == 2 for c in cuts[1:rank])
+    if not rows_whole or not split or others & set(axes[0]):
+        return None
+    if table.nbytes * given.layout.piece_count > given.nbytes * table.layout.piece_count:
+        return None
+    return Split(axes[0], cuts[0])
 
 
 def _check_scatter(site: Site, moved: Sequence[bool]) -> str:

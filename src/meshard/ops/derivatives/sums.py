@@ -22,6 +22,7 @@ from meshard.ops.derivatives.kinds import (
 )
 from meshard.ops.derivatives.shapes import dtype_of
 from meshard.ops.reductions.scan import cummax, cumsum
+from meshard.ops.reductions.select import behind
 from meshard.ops.reductions.sort import argsort
 
 
@@ -126,12 +127,20 @@ def _sorted(site: Site, t: Values) -> list[Any]:
 
 
 def _selected(site: Site, t: Values) -> list[Any]:
-    order = argsort(site.x, -1)[..., np.asarray(site.params["kth"])]
-    return [take_along_axis(t[0], order, -1)]
+    """Return the tangents of elements of given ranks, which are params or the second operand."""
+    if t[0] is None:
+        return [None]
+    axis = site.params["axis"]
+    order = argsort(behind(site.x, axis), -1)
+    if len(site.operands) > 1:
+        at = take_along_axis(order, site.operands[1], -1)
+    else:
+        at = order[..., np.asarray(site.params["kth"])]
+    return [take_along_axis(behind(t[0], axis), at, -1)]
 
 
 def _top(site: Site, t: Values) -> list[Any]:
-    return [take_along_axis(t[0], site.results[1], site.params["dim"]), None]
+    return [take_along_axis(t[0], site.results[1], site.params.get("dim", -1)), None]
 
 
 def _interp(site: Site, t: Values) -> list[Any]:
@@ -171,8 +180,10 @@ def _flipped(x: Any, dim: int) -> Any:
 
 
 def _partitioned(site: Site, t: Values) -> list[Any]:
+    """Return tangents in the order of a result in which equal elements are in any order."""
     dim = site.params["dim"]
-    return [take_along_axis(t[0], argsort(site.x, dim), dim)]
+    ordered = take_along_axis(t[0], argsort(site.x, dim), dim)
+    return [take_along_axis(ordered, argsort(argsort(site.y, dim), dim), dim)]
 
 
 def _cumprod(site: Site, t: Values) -> list[Any]:
@@ -239,13 +250,16 @@ SUMS: dict[str, Derivative] = {
     "fft": Linear(_fft),
     "sort": Tangents(_sorted),
     "select": Tangents(_selected),
+    "select_at": Tangents(_selected),
     "top_k": Tangents(_top),
+    "partition": Tangents(_partitioned),
     "interp": Tangents(_interp),
 }
 """The derivative of each row that sums, compares or transforms."""
-LATE: dict[str, Derivative] = {
+LATE_SUMS: dict[str, Derivative] = {
     "sort": Tangents(_sorted),
     "select": Tangents(_selected),
+    "select_at": Tangents(_selected),
     "top_k": Tangents(_top),
     "cumsum": Linear(_cumsum),
     "cumulative_sum": Linear(_cumsum),
@@ -259,4 +273,4 @@ LATE: dict[str, Derivative] = {
     "argpartition": FLAT,
     "full_like": FLAT,
 }
-"""The derivative of what is put off until layouts or values are known, by name."""
+"""The derivatives of sums, sorts and the like that are put off until layouts are known."""

@@ -10,14 +10,15 @@ import meshard.ops.fft
 import meshard.ops.lax.elementwise
 import meshard.ops.lax.ragged
 import meshard.ops.lax.special
+import meshard.ops.sparse.rows
 import meshard.ops.windows.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
-from meshard.ops.derivatives.linalg import LINALG
+from meshard.ops.derivatives.linalg import LATE_LINALG, LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
-from meshard.ops.derivatives.sums import LATE as LATE_SUMS
-from meshard.ops.derivatives.sums import SUMS
+from meshard.ops.derivatives.sparse import SPARSE
+from meshard.ops.derivatives.sums import LATE_SUMS, SUMS
 from meshard.ops.derivatives.windows import WINDOWS, WINDOWS_LATE
 
 _FLAT = """
@@ -27,11 +28,15 @@ _FLAT = """
     invert gcd lcm bitwise_and bitwise_or bitwise_xor left_shift right_shift shift_right_logical
     population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
-    argsort searchsorted search_pieces positions positions_within first_true
-    stop_gradient histogram bincount isin sort_counts true_counts ranks between told window_first
+    argsort argpartition searchsorted search_pieces positions positions_within first_true
+    stop_gradient histogram bincount isin sort_counts true_counts window_first
 """
 """Rows whose results are bools, integers, positions or steps."""
-_INSIDE = "scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with"
+_INSIDE = """
+    scan scan_shift sort_runs sort_runs_with beside sort_whole sort_whole_with sort_pack sort_unpack
+    qr_factors qr_both qr_joined qr_wide take_whole cholesky_panel cholesky_update
+    triangular_stretch triangular_rest
+"""
 """Rows that are parts of what is put off until layouts are known, which has a derivative itself."""
 _PART = Refused("it is part of another operation, which has one.")
 
@@ -43,10 +48,11 @@ DERIVATIVES: dict[str, Derivative] = {
     **SUMS,
     **LINALG,
     **RANDOM,
+    **SPARSE,
     **WINDOWS,
 }
 """The derivative of each row."""
-
-LATE: dict[str, Derivative] = {**LATE_SUMS, **WINDOWS_LATE}
+LATE: dict[str, Derivative] = {**LATE_SUMS, **LATE_LINALG, **WINDOWS_LATE}
 """The derivative of what is put off until layouts or values are known, by name."""
+
 __all__ = ["DERIVATIVES", "LATE"]

@@ -21,6 +21,11 @@ WEAK = (bool, int, float, complex)
 """Python's numbers, which take the dtype of what they meet."""
 
 
+def _converts(x: Any) -> bool:
+    """Return whether an object says how it becomes an array, to NumPy or to JAX."""
+    return hasattr(x, "__array__") or hasattr(x, "__jax_array__")
+
+
 def accept(name: str, operands: Sequence[Any], lift: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return operands in the form that an interpreter takes: numbers, and its own values.
 
@@ -44,7 +49,7 @@ def accept(name: str, operands: Sequence[Any], lift: Callable[[Any], Any]) -> tu
             if isinstance(x, int):  # a Python number of a kind of its own
                 values.append(int(x))
                 continue
-            if not isinstance(x, (np.ndarray, np.generic)) and not hasattr(x, "__array__"):
+            if not isinstance(x, (np.ndarray, np.generic)) and not _converts(x):
                 raise DtypeError(
                     f"{name}: operand {i} must be an array or a number, got {described(x)}. Make "
                     "an array with meshard.numpy.asarray(...)."

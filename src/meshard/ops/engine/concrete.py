@@ -34,7 +34,7 @@ def has_devices(*values: Any) -> bool:
 
 
 def concrete(value: Any, what: str, way_out: str) -> Any:
-    """Return an operand as an array whose values may be looked at.
+    """Return an operand as an array whose values may be looked at, where it is laid out.
 
     Args:
         value: any array-like.
@@ -47,6 +47,6 @@ def concrete(value: Any, what: str, way_out: str) -> Any:
     if not isinstance(value, Traced):
         return as_array(value)
     try:
-        return as_array(value._concrete(what))
+        return as_array(value._known_array(what))
     except ConcretizationError as error:
         raise ConcretizationError(f"{error} {way_out}") from None

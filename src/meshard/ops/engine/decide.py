@@ -94,6 +94,9 @@ def decide(
     row = row_of(name)
     if isinstance(row, MoveOp):
         return decide_move(world, row, [t for t in types if isinstance(t, ArrayType)], dict(params))
+    if row.decides is not None:
+        made: Decision = row.decides(world, row, types, dict(params))
+        return made
     if row.positions is not None:
         found = decide_exchange(world, row, types, dict(params), preferred, leading)
         if found is not None and (row.positions.updates or not found.moved):
@@ -455,8 +458,14 @@ class _Kernel:
         if self.world.process_count == 1:
             return Combination(None, scatter, output)
         axes = tuple(a for f in self.found.reduced for a in self.found.factors[f].axes)
+        assert self.op.partial is not None
         partials = Partials(
-            self.meets.mesh, axes, self.found.outputs[0], output.shape, self._cell_dtypes
+            self.meets.mesh,
+            axes,
+            self.found.outputs[0],
+            output.shape,
+            self._cell_dtypes,
+            self.op.partial.along,
         )
         if self.scatter is None:
             return Combination(plan_reduction(self.world, partials), None, output)

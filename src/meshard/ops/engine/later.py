@@ -8,7 +8,7 @@ that depends on values, or makes large arrays from nothing, when it runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshard.ops.engine.concrete import is_traced
@@ -28,6 +28,36 @@ class Advised(ABC):
     @abstractmethod
     def __call__(self, *operands: Any) -> Any:
         """Return one array, or a list of them."""
+
+
+class OfExamples(ABC):
+    """A function that says itself what it is for many examples."""
+
+    @abstractmethod
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Return a list of arrays."""
+
+    @abstractmethod
+    def of_examples(self, flags: Sequence[bool], size: int) -> OfExamples:
+        """Return what does the same for each of many examples.
+
+        Args:
+            flags: which operands have the dim of examples, in front; the others are the same for
+                all.
+            size: how many examples there are.
+        """
+
+
+class ByValues(ABC):
+    """A function that looks at values, and knows beforehand what it may move."""
+
+    @abstractmethod
+    def __call__(self, *operands: Any) -> Any:
+        """Return one array, or a list of them."""
+
+    @abstractmethod
+    def most(self, kinds: Sequence[ArrayType]) -> Mapping[int, int]:
+        """Return by device how many bytes it gets at most, from the types of the operands."""
 
 
 class OfRow(ABC):

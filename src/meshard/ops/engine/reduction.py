@@ -127,6 +127,7 @@ class Partials:
         placement: how each of them is laid out over the other axes.
         shape: the shape of the result.
         dtypes: their dtypes.
+        along: the dim along which they are combined, which is not divided; None if there is none.
     """
 
     mesh: Mesh
@@ -134,6 +135,13 @@ class Partials:
     placement: Placement
     shape: tuple[int, ...]
     dtypes: tuple[Dtype, ...]
+    along: int | None = None
+
+    @property
+    def shared(self) -> list[int]:
+        """The dims of the result along which the work may be divided."""
+        rank = len(self.shape)
+        return [d for d in range(rank) if self.along is None or d != self.along % rank]
 
     @property
     def nbytes(self) -> int:
@@ -162,9 +170,10 @@ class Scatter:
         return [axes.index(a) for a in (*self.axes, *rest)]
 
 
-def _longest(shape: Sequence[int], placement: Placement) -> int:
+def _longest(partials: Partials) -> int:
     """Return the dim whose pieces are longest: shares of it are nearly equal."""
-    return max(range(len(shape)), key=lambda d: shape[d] // placement[d].shards)
+    shape, placement = partials.shape, partials.placement
+    return max(partials.shared, key=lambda d: shape[d] // placement[d].shards)
 
 
 def plan_reduction(
@@ -186,12 +195,12 @@ def plan_reduction(
     # All devices that combine one piece of the result hold it afterwards: as replicas.
     outs = np.ascontiguousarray(np.moveaxis(tensor, 0, -2))
     outs = outs.reshape(*outs.shape[:-2], -1)
-    if scatter is None and (cells * partials.nbytes <= GATHERED_PARTIALS or not shape):
+    if scatter is None and (cells * partials.nbytes <= GATHERED_PARTIALS or not partials.shared):
         whole = Layout((cells, *shape), ((0, cells), *cuts), outs[None])
         gather = assemble(whole, [Source(parts)], processes, me)
         some = all(box.volume for box in whole.boxes)  # nothing is planned for empty pieces
         return Reduction(cells, gather, None, partials.dtypes, parts.piece_count, some)
-    own_way = Scatter(_longest(shape, placement), ()) if scatter is None else scatter
+    own_way = Scatter(_longest(partials), ()) if scatter is None else scatter
     dim = own_way.dim
     inward = own_way.inward(partials.axes)
     # Each shard of the dim is cut once more, a share for each cell: the device of a cell brings

@@ -14,6 +14,7 @@ import numpy as np
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.elementwise import bounded_flat
+from meshard.ops.array.shape import reshape
 from meshard.ops.checked import AnyDtypeLike
 from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype, same_dtype
 from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
@@ -248,6 +249,40 @@ def bitcast_convert_type(operand: ArrayLike, new_dtype: AnyDtypeLike) -> Array:
             f"{value.dtype}, so the last dim must have that size; the shape is {value.shape}."
         )
     return value if value.dtype == wanted else bind("bitcast", value, dtype=wanted)
+
+
+def view(x: Any, dtype: Any = None) -> Any:
+    """Return the bits of the elements read as another dtype, several or fewer in the last dim.
+
+    A bool counts as a byte that is 0 or 1.
+
+    Raises:
+        DtypeError: if no number of elements of one dtype fills one of the other.
+        ShapeError: if the last dim does not hold whole elements of a longer dtype.
+    """
+    value = as_array(x)
+    wanted = value.dtype if dtype is None else as_dtype(dtype)
+    if wanted == value.dtype:
+        return value
+    if value.dtype == np.bool_:
+        return view(value.astype(np.uint8), wanted)
+    if wanted == np.bool_:
+        return bind("not_equal", view(value, np.uint8), 0)
+    old, new = value.dtype.itemsize, wanted.itemsize
+    if old == new:
+        return bitcast_convert_type(value, wanted)
+    if not value.ndim or (value.shape[-1] * old) % new:
+        raise ShapeError(
+            f"view: elements of shape {value.shape} of {value.dtype} cannot be read as {wanted}: "
+            f"the last dim must hold whole elements of {new} bytes."
+        )
+    if new < old:
+        found = bitcast_convert_type(value, wanted)
+        return reshape(found, (*value.shape[:-1], value.shape[-1] * (old // new)))
+    if new % old:
+        return bitcast_convert_type(value, wanted)  # which refuses
+    split = (*value.shape[:-1], value.shape[-1] * old // new, new // old)
+    return bitcast_convert_type(reshape(value, split), wanted)
 
 
 @named("lax.reduce_precision(mnp.asarray([1.2345678]), 5, 10).tolist()", "[1.234375]")

@@ -12,7 +12,7 @@ from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.ops.array import elementwise
 from meshard.ops.array.index import getitem
-from meshard.ops.array.join import concatenate, flip, repeat
+from meshard.ops.array.join import concatenate, each_repeated, flip
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.checked import DtypeLike
@@ -22,15 +22,16 @@ from meshard.ops.engine.concrete import is_traced
 from meshard.ops.lax import table
 from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul
+from meshard.ops.reductions import partition as parting
 from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan
 from meshard.ops.reductions import sort as sorting
 from meshard.ops.reductions.reduce import reduction_rule
 from meshard.ops.row import Op, Partial, register
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike, Block
 
 T = TypeVar("T")
@@ -241,7 +242,7 @@ def _dealt(even: Any, odd: Any, dim: int, size: int) -> Any:
     """Return elements of two arrays by turns along a dim."""
     head = ((None, None, 1),) * dim
     tail = ((None, None, 1),) * (even.ndim - dim - 1)
-    base = _part(repeat(even.astype(odd.dtype, copy=False), 2, dim), dim, 0, size)
+    base = _part(each_repeated(even.astype(odd.dtype, copy=False), dim, 2), dim, 0, size)
     return bind("overlay", base, odd, slices=(*head, (1, None, 2), *tail))
 
 
@@ -332,7 +333,7 @@ def sort_key_val(
     return first, second
 
 
-top_k = sorting.top_k
+top_k = parting.top_k
 
 
 # products

@@ -1,8 +1,11 @@
 """Decompositions, inverses and determinants of stacked matrices.
 
-Each matrix is made whole on a device: where its dims are split, their axes move to leading dims
-that are long enough, and where there are none every device gets the whole matrix. Leading dims stay
-split. Integers are taken as the default float, floats shorter than 32 bits are computed in float32.
+Tall and wide matrices stay split along their long dim in `qr`, `svd` and `svdvals` (`tall`), large
+ones in `cholesky` (`blocked`). Otherwise each matrix is made whole on a device: where its dims are
+split, their axes move to leading dims that are long enough, and where there are none every device
+gets the whole matrix, of which the setting ``on_gather`` may warn, or which it may forbid. Leading
+dims stay split. Integers are taken as the default float, floats shorter than 32 bits are computed
+in float32.
 """
 
 from __future__ import annotations
@@ -16,10 +19,16 @@ from meshard.algebra.arguments import choice_of
 from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims
+from meshard.ops.array.take import take_along_axis
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import accumulator, default_float, is_whole
 from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import when_laid_out
+from meshard.ops.linalg.blocked import split_cholesky
+from meshard.ops.linalg.tall import split_qr, split_r, split_svd, split_svdvals, turned
+from meshard.ops.linalg.whole import made_whole
+from meshard.ops.reductions.sort import argsort, sort
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -189,6 +198,16 @@ _row("eig", _EIGEN, lambda x: tuple(np.linalg.eig(x)), "cc")
 _row("eigvals", "... !m !n -> ... n, ...", np.linalg.eigvals, "c")
 
 
+SPLIT: dict[str, Callable[..., list[Any]]] = {
+    "cholesky": split_cholesky,
+    "qr": split_qr,
+    "qr_r": split_r,
+    "svd": split_svd,
+    "svdvals": split_svdvals,
+}
+"""What does the same as a row to matrices that are split, without making them whole."""
+
+
 def matrices(name: str, x: Any, square: bool = False) -> Array:
     """Return stacked matrices as floats.
 
@@ -215,7 +234,10 @@ def _run(row: str, name: str, why: str, *operands: Array, **params: Any) -> list
     Raises:
         LinAlgError: if one did.
     """
-    results: list[Any] = list(bind(row, *operands, **params))
+    if row in SPLIT:
+        results: list[Any] = list(when_laid_out(row, SPLIT[row], *operands, **params))
+    else:
+        results = made_whole(row, *operands, **params)
     failed = results.pop()
     if is_traced(failed):  # nobody can look; the results of a matrix that failed are NaN
         return results
@@ -299,22 +321,35 @@ def solve(a: ArrayLike, b: ArrayLike) -> Array:
 
 
 @checked
-def cholesky(a: ArrayLike, *, upper: bool = False) -> Array:
+def cholesky(a: ArrayLike, *, upper: bool = False, symmetrize_input: bool = False) -> Array:
     """Return the Cholesky factors ``L`` of Hermitian matrices: ``a = L @ L.mT.conj()``.
+
+    A matrix of more than 1 MiB that is split along its rows, its columns or both stays so: panels
+    of columns pass between devices, about half of its bytes to each, and the factor is laid out
+    like the matrix.
 
     Args:
         a: positive definite matrices, ``(..., n, n)``.
         upper: whether to return ``L.mT.conj()``, computed from the upper triangle.
+        symmetrize_input: whether to take the mean of ``a`` and ``a.mT.conj()``; otherwise only one
+            triangle is read, as in NumPy. JAX takes the mean by default.
 
     Raises:
+        ShapeError: if the matrices are not square.
         LinAlgError: if a matrix is not positive definite.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.cholesky(mnp.asarray([[4.0, 0.0], [0.0, 9.0]])).tolist()
     [[2.0, 0.0], [0.0, 3.0]]
     """
-    x = matrices("cholesky", a, square=True)
+    x = _hermitian("cholesky", a, symmetrize_input)
     return _run("cholesky", "cholesky", "is not positive definite", x, upper=bool(upper))[0]
+
+
+def _hermitian(name: str, a: Any, symmetrize: bool) -> Any:
+    """Return square matrices, on request the Hermitian part of them."""
+    x = matrices(name, a, square=True)
+    return bind("multiply", bind("add", x, turned(x)), 0.5) if symmetrize else x
 
 
 @overload
@@ -327,9 +362,14 @@ def qr(a: ArrayLike, mode: str) -> QRResult | Array: ...
 def qr(a: ArrayLike, mode: str = "reduced") -> Any:
     """Return the factors of ``a = Q @ R``, ``Q`` orthonormal and ``R`` upper triangular.
 
+    Of a tall matrix whose rows are split only the ``n`` by ``n`` factors of its shards move, and
+    ``Q`` is split like the rows; of a wide one with split columns, the first ``m`` columns, and
+    ``R`` is split like the columns. Signs are those of one LAPACK call on the whole matrix.
+
     Args:
         a: matrices, ``(..., m, n)``.
-        mode: ``"reduced"``, ``"complete"`` (``Q`` is square), or ``"r"`` for ``R`` alone.
+        mode: ``"reduced"``, ``"complete"`` (``Q`` is square, each matrix is made whole), or
+            ``"r"`` for ``R`` alone.
 
     Raises:
         ArgumentError: if the mode is another word.
@@ -348,36 +388,81 @@ def qr(a: ArrayLike, mode: str = "reduced") -> Any:
 
 @overload
 def svd(
-    a: ArrayLike, full_matrices: bool = True, compute_uv: Literal[True] = True
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    hermitian: bool = False,
 ) -> SVDResult: ...
 @overload
-def svd(a: ArrayLike, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Array: ...
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    hermitian: bool = False,
+) -> Array: ...
 @overload
-def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | Array: ...
+def svd(
+    a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> SVDResult | Array: ...
 @checked
-def svd(a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+def svd(
+    a: ArrayLike, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> Any:
     """Return the singular value decomposition ``a = U * S @ Vh``.
+
+    With ``full_matrices=False`` a tall matrix whose rows are split, or a wide one whose columns
+    are, is decomposed by way of `qr`: ``U``, or ``Vh``, is split alike.
 
     Args:
         a: matrices, ``(..., m, n)``.
-        full_matrices: whether ``U`` and ``Vh`` are square.
+        full_matrices: whether ``U`` and ``Vh`` are square; each matrix is then made whole.
         compute_uv: whether to return them, and not only the singular values.
+        hermitian: whether the matrices are Hermitian, which is quicker; their lower triangles are
+            read.
 
     Raises:
+        ShapeError: if they are to be Hermitian, and are not square.
         LinAlgError: if it does not converge.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.svd(mnp.asarray([[3.0, 0.0], [0.0, 4.0]])).S.tolist()
     [4.0, 3.0]
     """
+    if hermitian:
+        return _hermitian_svd(a) if compute_uv else _hermitian_values(a)
     if not compute_uv:
         return svdvals(a)
     x = matrices("svd", a)
     return SVDResult(*_run("svd", "svd", _UNSETTLED, x, full_matrices=bool(full_matrices)))
 
 
+def _hermitian_values(a: Any) -> Any:
+    found = _run("eigvalsh", "svd", _UNSETTLED, matrices("svd", a, square=True), UPLO="L")[0]
+    return sort(bind("absolute", found), axis=-1, descending=True)
+
+
+def _hermitian_svd(a: Any) -> SVDResult:
+    """Return singular vectors and values by way of eigenvectors and eigenvalues."""
+    x = matrices("svd", a, square=True)
+    values, vectors = _run("eigh", "svd", _UNSETTLED, x, UPLO="L")
+    sizes = bind("absolute", values)
+    order = argsort(sizes, axis=-1, descending=True)
+    u = take_along_axis(vectors, expand_dims(order, -2), -1)
+    signs = bind("where", bind("less", take_along_axis(values, order, -1), 0), -1.0, 1.0)
+    v = bind("multiply", u, expand_dims(signs.astype(u.dtype), -2))
+    return SVDResult(u, take_along_axis(sizes, order, -1), turned(v))
+
+
 def svdvals(x: ArrayLike, /) -> Array:
-    """Return the singular values of matrices, the greatest first."""
+    """Return the singular values of matrices, the greatest first.
+
+    Of tall matrices with split rows, and wide ones with split columns, only small factors move.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.svdvals(mnp.asarray([[3.0, 0.0], [0.0, 4.0]])).tolist()
+    [4.0, 3.0]
+    """
     return _run("svdvals", "svdvals", _UNSETTLED, matrices("svdvals", x))[0]
 
 
@@ -388,12 +473,14 @@ def _triangle(name: str, UPLO: str) -> str:
 
 
 @checked
-def eigh(a: ArrayLike, UPLO: str = "L") -> EighResult:
+def eigh(a: ArrayLike, UPLO: str = "L", symmetrize_input: bool = False) -> EighResult:
     """Return eigenvalues, rising, and eigenvectors of Hermitian matrices.
 
     Args:
         a: matrices, ``(..., n, n)``.
         UPLO: which triangle is read: ``"L"`` or ``"U"``.
+        symmetrize_input: whether to take the mean of ``a`` and ``a.mT.conj()`` first, as JAX does
+            by default.
 
     Raises:
         LinAlgError: if it does not converge.
@@ -402,14 +489,19 @@ def eigh(a: ArrayLike, UPLO: str = "L") -> EighResult:
     >>> mnp.linalg.eigh(mnp.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues.tolist()
     [1.0, 2.0]
     """
-    x = matrices("eigh", a, square=True)
+    x = _hermitian("eigh", a, symmetrize_input)
     return EighResult(*_run("eigh", "eigh", _UNSETTLED, x, UPLO=_triangle("eigh", UPLO)))
 
 
 @checked
-def eigvalsh(a: ArrayLike, UPLO: str = "L") -> Array:
-    """Return the eigenvalues of Hermitian matrices, rising."""
-    x = matrices("eigvalsh", a, square=True)
+def eigvalsh(a: ArrayLike, UPLO: str = "L", *, symmetrize_input: bool = False) -> Array:
+    """Return the eigenvalues of Hermitian matrices, rising; the arguments are those of `eigh`.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.linalg.eigvalsh(mnp.asarray([[2.0, 0.0], [0.0, 1.0]])).tolist()
+    [1.0, 2.0]
+    """
+    x = _hermitian("eigvalsh", a, symmetrize_input)
     return _run("eigvalsh", "eigvalsh", _UNSETTLED, x, UPLO=_triangle("eigvalsh", UPLO))[0]
 
 

@@ -1,9 +1,8 @@
 """Linear algebra: ``meshard.numpy.linalg``.
 
-Products, norms and traces are computed where the elements are. A decomposition needs each matrix
-whole on a device: where its dims are split, their axes move to leading dims that are long enough,
-and where there are none every device gets the whole matrix. Leading dims stay split. Integers are
-taken as the default float, floats shorter than 32 bits are computed in float32.
+Products, norms and traces are computed where the elements are, and what is made of singular values
+and vectors leaves the long dim of tall and wide matrices split (see `decompose`). Leading dims stay
+split. Integers are taken as the default float, floats shorter than 32 bits are computed in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dtypes.laws import accumulator, same_dtype
+from meshard.ops.dtypes.laws import accumulator, default_float, is_whole, same_dtype
+from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
@@ -30,6 +30,7 @@ from meshard.ops.linalg.decompose import (
 )
 from meshard.ops.linalg.einsum import einsum
 from meshard.ops.linalg.norms import matrix_norm
+from meshard.ops.linalg.tall import turned
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.row import Op, register
@@ -69,15 +70,19 @@ def pinv(
 ) -> Array:
     """Return the pseudo-inverses of matrices.
 
+    That of a tall matrix with split rows is a wide one with split columns, and the other way round.
+
     Args:
         a: matrices, ``(..., m, n)``.
         rcond: another name of ``rtol``, as NumPy has it.
-        hermitian: accepted as in NumPy.
+        hermitian: whether the matrices are Hermitian, which is quicker; their lower triangles are
+            read.
         rtol: the share of the greatest singular value up to which one counts as zero; by default
             the longer side times the dtype's eps.
 
     Raises:
         ArgumentError: if both ``rcond`` and ``rtol`` are given.
+        ShapeError: if matrices are to be Hermitian, and are not square.
 
     >>> import meshard.numpy as mnp
     >>> mnp.linalg.pinv(mnp.asarray([[2.0, 0.0], [0.0, 0.0]])).tolist()
@@ -90,12 +95,10 @@ def pinv(
     if not x.size:
         return matrix_transpose(x)
     # Its derivative is its own: that of singular vectors is not defined where values are equal.
-    u, s, vh = svd(bind("stop_gradient", x) if is_traced(x) else x, full_matrices=False)
-    large = s > _limit(x, s, rtol)
-    inverse = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
-    v = matrix_transpose(bind("conjugate", vh) if x.dtype.kind == "c" else vh)
-    uh = matrix_transpose(bind("conjugate", u) if x.dtype.kind == "c" else u)
-    found = matmul(v * expand_dims(inverse.astype(s.dtype, copy=False), -2), uh)
+    given = bind("stop_gradient", x) if is_traced(x) else x
+    u, s, vh = svd(given, full_matrices=False, hermitian=hermitian)
+    inverse = _inverted(s, s > _limit(x, s, rtol))
+    found = matmul(turned(vh) * expand_dims(inverse, -2), turned(u))
     return bind("pseudo_inverse", x, found) if is_traced(x) else found
 
 
@@ -110,13 +113,15 @@ def matrix_rank(
     """Return the ranks of matrices: how many singular values are not zero.
 
     Args:
-        A: matrices, ``(..., m, n)``.
+        A: matrices, ``(..., m, n)``; of tall ones with split rows only small factors move.
         tol: the value up to which a singular value counts as zero.
-        hermitian: accepted as in NumPy.
+        hermitian: whether the matrices are Hermitian, which is quicker; their lower triangles are
+            read.
         rtol: the same as a share of the greatest; by default the longer side times the eps.
 
     Raises:
         ArgumentError: if both ``tol`` and ``rtol`` are given.
+        ShapeError: if matrices are to be Hermitian, and are not square.
 
     >>> import meshard.numpy as mnp
     >>> int(mnp.linalg.matrix_rank(mnp.ones((3, 3))))
@@ -127,7 +132,7 @@ def matrix_rank(
     x = matrices("matrix_rank", A)
     if not x.size:
         return zeros(x.shape[:-2], np.int64)
-    s = svdvals(x)
+    s = svd(x, compute_uv=False, hermitian=True) if hermitian else svdvals(x)
     if tol is None:
         limit = _limit(x, s, rtol)
     else:
@@ -170,19 +175,31 @@ def _second(x: Block, y: Block) -> Block:
 
 
 # The second operand, which is the pseudo-inverse of the first.
-register(Op("pseudo_inverse", "... !m !n, ... !n !m -> ... n m", _second, dtypes=same_dtype))
+register(Op("pseudo_inverse", "... m n, ... n m -> ... n m", _second, dtypes=same_dtype))
+
+
+def _inverted(s: Any, large: Any) -> Any:
+    """Return the inverses of singular values, zero for those that are not large."""
+    found = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
+    return found.astype(s.dtype, copy=False)
 
 
 @checked
 def lstsq(
-    a: ArrayLike, b: ArrayLike, rcond: float | None = None
+    a: ArrayLike, b: ArrayLike, rcond: float | None = None, *, numpy_resid: bool = True
 ) -> tuple[Array, Array, Array, Array]:
     """Return the least-squares solution of ``a @ x = b``.
+
+    Where the rows of ``a`` and ``b`` are split alike, they stay where they are: small factors move,
+    and sums over all rows.
 
     Args:
         a: a matrix, ``(m, n)``.
         b: a vector, ``(m,)``, or a matrix, ``(m, k)``.
-        rcond: the share of the greatest singular value up to which one counts as zero.
+        rcond: the share of the greatest singular value up to which one counts as zero; by default
+            the longer side times the dtype's eps; a negative one stands for eps.
+        numpy_resid: whether there are no residuals where NumPy has none; otherwise there always
+            are, as in JAX by default.
 
     Returns:
         The solution, the squared residuals of its columns (none where the rank is less than ``n``
@@ -191,6 +208,12 @@ def lstsq(
 
     Raises:
         ShapeError: if the shapes do not fit.
+
+    >>> import meshard.numpy as mnp
+    >>> a = mnp.asarray([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    >>> x, residuals, rank, s = mnp.linalg.lstsq(a, mnp.asarray([1.0, 3.0, 5.0]))
+    >>> x.round(6).tolist(), int(rank)
+    ([1.0, 2.0], 2)
     """
     x, y = matrices("lstsq", a), as_array(b)
     if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[0] != x.shape[0]:
@@ -198,26 +221,41 @@ def lstsq(
             f"lstsq: takes a matrix and a right-hand side with the same number of rows, got "
             f"shapes {x.shape} and {y.shape}."
         )
-    u, s, vh = svd(x, full_matrices=False)
-    large = s > _limit(x, s, rcond)
-    inverse = bind("where", large, 1 / bind("where", large, s, np.ones((), s.dtype)), 0.0)
+    y = y.astype(default_float()) if is_whole(y.dtype) else y
+    common = common_dtype("lstsq", (x.dtype, y.dtype))
+    x, y = x.astype(common, copy=False), y.astype(common, copy=False)
     columns = y if y.ndim == 2 else expand_dims(y, 1)
-    conjugated = bind("conjugate", u) if x.dtype.kind == "c" else u
-    turned = matmul(matrix_transpose(conjugated), columns) * expand_dims(inverse, 1)
-    v = matrix_transpose(bind("conjugate", vh) if x.dtype.kind == "c" else vh)
-    found = matmul(v, turned)
-    rank = sum_(large)
+    if rcond is not None and not is_traced(rcond) and rcond < 0:
+        rcond = float(np.finfo(np.dtype(accumulator(common))).eps)
+    u, s, vh = svd(x, full_matrices=False)
+    large = s > _limit(x, s, rcond) if s.size else s > 0
+    share = matmul(turned(u), columns) * expand_dims(_inverted(s, large), 1)
+    found, rank = matmul(turned(vh), share), sum_(large)
     off = bind("absolute", columns - matmul(x, found))
     residuals = sum_(off * off, axis=0)
-    short = x.shape[0] <= x.shape[1]
-    if short or (not is_traced(rank) and int(rank) != x.shape[1]):
+    less = x.shape[0] <= x.shape[1] or (not is_traced(rank) and int(rank) != x.shape[1])
+    if numpy_resid and less:
         residuals = residuals[:0]
     return found if y.ndim == 2 else found[:, 0], residuals, rank, s
 
 
 @checked
 def cond(x: ArrayLike, p: float | str | None = None) -> Array:
-    """Return the condition numbers of matrices, by a norm; by the singular values by default."""
+    """Return the condition numbers of matrices, by a norm; by the singular values by default.
+
+    Args:
+        x: matrices, ``(..., m, n)``; of tall ones with split rows only small factors move.
+        p: None or 2 for the greatest singular value by the least, -2 for the inverse of that; for
+            square matrices another norm, see `matrix_norm`.
+
+    Raises:
+        ShapeError: if a norm needs square matrices.
+        LinAlgError: if a norm needs the inverse, and a matrix is singular.
+
+    >>> import meshard.numpy as mnp
+    >>> float(mnp.linalg.cond(mnp.asarray([[4.0, 0.0], [0.0, 2.0]])))
+    2.0
+    """
     value = matrices("cond", x)
     if p is None or p in (2, -2):
         s = svdvals(value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import choice_of, described, items_of
 from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
-from meshard.ops.array.create import arange, linspace, zeros
+from meshard.ops.array.create import arange, linspace, ones, zeros
 from meshard.ops.array.join import concatenate, stack
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.patterns import diag_indices, tril_indices, triu_indices
@@ -259,6 +259,24 @@ def _matrix_shape(name: str, arr: Any) -> tuple[int, ...]:
     if len(shape) != 2:
         raise ShapeError(f"{name}: takes a matrix, got shape {shape}.")
     return shape
+
+
+def mask_indices(
+    n: int, mask_func: Callable[..., Any], k: Any = 0, *, size: int | None = None
+) -> tuple[Array, ...]:
+    """Return the positions that a function leaves in a square matrix of ones.
+
+    Args:
+        n: the number of rows and columns.
+        mask_func: called with the matrix and ``k``, as `triu` and `tril` are.
+        k: passed on, such as the number of a diagonal.
+        size: how many positions to return, as in `nonzero`.
+
+    >>> import meshard.numpy as mnp
+    >>> [index.tolist() for index in mnp.mask_indices(2, mnp.triu)]
+    [[0, 0, 1], [0, 1, 1]]
+    """
+    return nonzero(mask_func(ones((n, n)), k), size=size)
 
 
 @checked

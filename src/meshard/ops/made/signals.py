@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import choice_of
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import asarray
 from meshard.ops.array.join import concatenate, flip
 from meshard.ops.array.shape import expand_dims, reshape
@@ -342,3 +342,19 @@ def kaiser(M: int, beta: float) -> Array:
     [1.0, 1.0, 1.0]
     """
     return asarray(np.kaiser(M, beta), default_float())
+
+
+@checked
+def i0(x: ArrayLike) -> Array:
+    """Return the modified Bessel function of the first kind and order 0, of real numbers.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.i0(mnp.asarray([0.0, 1.0])).round(3).tolist()
+    [1.0, 1.266]
+    """
+    value = as_array(x)
+    if value.dtype.kind == "c":
+        raise DtypeError(f"i0: takes real numbers, not {value.dtype}.")
+    if is_whole(value.dtype):
+        value = value.astype(default_float())
+    return bind("multiply", bind("exp", bind("absolute", value)), bind("bessel_i0e", value))

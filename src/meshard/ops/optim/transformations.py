@@ -15,9 +15,9 @@ from meshard.ops.array.create import asarray, zeros, zeros_like
 from meshard.ops.array.elementwise import clip as clip_
 from meshard.ops.checked import checked, number
 from meshard.ops.reductions.reduce import sum as sum_
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
+from meshard.runtime.trees import trees
 
 ScalarOrSchedule = float | Callable[[Any], Any]
 """A number, or a function from the number of steps so far to a number."""

@@ -7,7 +7,7 @@ are sorted, or a number between two elements, by one of NumPy's thirteen methods
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from meshard.ops.array import elementwise
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.samplesort import known, sort_split
 from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis, reshape
-from meshard.ops.array.take import take, take_along_axis
+from meshard.ops.array.take import take_along_axis
 from meshard.ops.checked import checked
 from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import accumulator, default_float, is_float, same_dtype
@@ -28,8 +28,8 @@ from meshard.ops.engine.infer import weak_of
 from meshard.ops.reductions.reduce import count_nonzero
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
-from meshard.ops.reductions.select import selected
-from meshard.ops.reductions.sort import argsort, sort
+from meshard.ops.reductions.select import behind, selected, selected_at
+from meshard.ops.reductions.sort import argsort
 from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -146,20 +146,27 @@ class _Asked(NamedTuple):
         return common_dtype(self.name, (own, default_float() if wide == np.float64 else wide))
 
 
-class _Merged(NamedTuple):
-    """An array whose dims of interest are one last dim.
+class _Rows(NamedTuple):
+    """An array, and the dims of which each row is made.
 
     Attributes:
         x: the array.
-        dims: the dims that were merged.
+        axis: the dims of it.
+        dims: the dims that were asked for.
     """
 
     x: Any
+    axis: tuple[int, ...]
     dims: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """The number of elements of a row."""
+        return math.prod(self.x.shape[d] for d in self.axis)
 
-def _merged(name: str, a: Any, axis: Axis, dims: Sequence[int] | None = None) -> _Merged:
-    """Return an array with some dims merged at its end.
+
+def _rows(name: str, a: Any, axis: Axis) -> _Rows:
+    """Return an array, and some of its dims.
 
     Raises:
         DtypeError: if the elements are complex.
@@ -170,25 +177,25 @@ def _merged(name: str, a: Any, axis: Axis, dims: Sequence[int] | None = None) ->
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
     own = normalised_axes(axis, x.ndim, name)
     kept = [n for d, n in enumerate(x.shape) if d not in own]
-    size = math.prod(x.shape[d] for d in own)
-    if not size and math.prod(kept):
+    if math.prod(x.shape[d] for d in own) and own:
+        return _Rows(x, own, own)
+    if own and math.prod(kept):
         raise ShapeError(
             f"{name}: dims {own} of the shape {x.shape} are empty; the {name} of no "
             "elements is undefined."
         )
-    last = moveaxis(x, own, range(x.ndim - len(own), x.ndim))
-    return _Merged(reshape(last, (*kept, size or 1)), own)
+    return _Rows(reshape(x, (*kept, 1)), (len(kept),), own)
 
 
-def _in_order(merged: _Merged, law: Dtype, exact: bool) -> Any:
-    """Return an array in the dtype in which its quantiles are computed."""
-    return merged.x if exact else merged.x.astype(accumulator(law), copy=False)
+def _wide(found: Any, law: Dtype, exact: bool) -> Any:
+    """Return elements in the dtype in which quantiles are computed."""
+    return found if exact else found.astype(accumulator(law), copy=False)
 
 
-def _finished(found: Any, merged: _Merged, asked: _Asked, law: Dtype, lead: int) -> Any:
+def _finished(found: Any, rows: _Rows, asked: _Asked, law: Dtype, lead: int) -> Any:
     """Restore dims behind some leading ones, and give a result its dtype."""
     if asked.keepdims:
-        found = expand_dims(found, tuple(d + lead for d in merged.dims))
+        found = expand_dims(found, tuple(d + lead for d in rows.dims))
     return found.astype(law, copy=False)
 
 
@@ -199,9 +206,9 @@ def _or_nan(found: Any, greatest: Any) -> Any:
     return bind("where", bind("isnan", greatest), greatest, found)
 
 
-def _at_known(merged: _Merged, asked: _Asked) -> Any:
+def _at_known(rows: _Rows, asked: _Asked) -> Any:
     """Return quantiles at known places: of the elements only those are looked for."""
-    x, size = merged.x, merged.x.shape[-1]
+    x, size = rows.x, rows.size
     law = asked.law(x.dtype)
     parts = asked.q.reshape(-1)
     if not parts.size:
@@ -209,54 +216,52 @@ def _at_known(merged: _Merged, asked: _Asked) -> Any:
     lows, highs, between = _neighbours(asked.method, size, parts, np)
     between = np.broadcast_to(between, parts.shape)
     ranks = sorted({size - 1, *lows.astype(int).tolist(), *highs.astype(int).tolist()})
-    elements = selected(_in_order(merged, law, asked.exact), tuple(ranks))
+    elements = _wide(selected(x, rows.axis, ranks), law, asked.exact)
     one = {rank: elements[(..., i)] for i, rank in enumerate(ranks)}
     results = []
     for low, high, part in zip(lows.astype(int), highs.astype(int), between.tolist(), strict=True):
         found = one[low]
         if part and low != high:
             found = bind("interpolate", found, one[high], part)
-        results.append(_finished(_or_nan(found, one[size - 1]), merged, asked, law, 0))
+        results.append(_finished(_or_nan(found, one[size - 1]), rows, asked, law, 0))
     if not asked.q.ndim:
         return results[0]
     joined = concatenate([expand_dims(r, 0) for r in results], axis=0)
     return reshape(joined, (*asked.q.shape, *results[0].shape))
 
 
-def _at_computed(merged: _Merged, asked: _Asked) -> Any:
+def _at_computed(rows: _Rows, asked: _Asked) -> Any:
     """Return quantiles at places that are computed: traced ones, or behind which NaN is left out.
 
     Traced places cannot be checked to be inside.
     """
-    law = asked.law(merged.x.dtype)
-    ordered = sort(_in_order(merged, law, asked.exact))
-    size = ordered.shape[-1]
+    x, size = rows.x, rows.size
+    law = asked.law(x.dtype)
+    kept = tuple([n for d, n in enumerate(x.shape) if d not in rows.axis])
     count: Any = size
     if asked.without_nan:
-        valid = bind("logical_not", bind("isnan", ordered))
-        count = count_nonzero(valid, -1, keepdims=True)
+        valid = bind("logical_not", bind("isnan", x))
+        count = expand_dims(count_nonzero(valid, rows.axis), -1)
     q = reshape(as_array(asked.q), (-1,))
     low, high, part = _neighbours(asked.method, count, q.astype(np.float64), elementwise)
-    if asked.without_nan:
-        wide = (*ordered.shape[:-1], q.shape[0])
-        ends = [take_along_axis(ordered, _places(p, wide), -1, "clip") for p in (low, high)]
-    else:
-        ends = [take(ordered, p.astype(np.int64), axis=-1, mode="clip") for p in (low, high)]
-    found = ends[0] if asked.exact else bind("interpolate", *ends, part)
-    if not asked.without_nan:
-        found = _or_nan(found, ordered[..., -1:])
+    wanted = [low] if asked.exact else [low, high]
+    ranks = [broadcast_to(r.astype(np.int64), (*kept, q.shape[0])) for r in wanted]
+    if not asked.without_nan:  # the greatest of all is the only one that says whether there is NaN
+        ranks.append(broadcast_to(as_array(np.int64(size - 1)), (*kept, 1)))
+    found = selected_at(x, rows.axis, concatenate(ranks, axis=-1))
+    found = _wide(found, law, asked.exact)
+    width = q.shape[0]
+    ends = [found[..., i * width : (i + 1) * width] for i in range(len(wanted))]
+    result = ends[0] if asked.exact else bind("interpolate", *ends, part)
+    found = result if asked.without_nan else _or_nan(result, found[..., -1:])
     found = moveaxis(found, -1, 0)
     found = reshape(found, (*asked.q.shape, *found.shape[1:]))
-    return _finished(found, merged, asked, law, asked.q.ndim)
+    return _finished(found, rows, asked, law, asked.q.ndim)
 
 
-def _places(at: Any, shape: tuple[int, ...]) -> Any:
-    return broadcast_to(at.astype(np.int64), shape)
-
-
-def _at_weighted(merged: _Merged, asked: _Asked, weights: Any) -> Any:
+def _at_weighted(rows: _Rows, asked: _Asked, weights: Any) -> Any:
     """Return the least elements up to which the weights are a part of all weights."""
-    x, w = merged.x, weights
+    x, w = behind(rows.x, rows.axis), weights
     law = x.dtype
     if x.ndim == 1:
         ordered, w = sort_split(x, w)
@@ -273,7 +278,7 @@ def _at_weighted(merged: _Merged, asked: _Asked, weights: Any) -> Any:
     found = found if asked.without_nan else _or_nan(found, ordered[..., -1:])
     found = moveaxis(found, -1, 0)
     found = reshape(found, (*asked.q.shape, *found.shape[1:]))
-    return _finished(found, merged, asked, law, asked.q.ndim)
+    return _finished(found, rows, asked, law, asked.q.ndim)
 
 
 def _weights_of(name: str, a: Any, axis: Axis, weights: Any) -> Any:
@@ -291,7 +296,8 @@ def _weights_of(name: str, a: Any, axis: Axis, weights: Any) -> Any:
                 f"axis={axis}; they must have the array's shape, or that of one dim."
             )
         w = broadcast_to(reshape(w, (-1,) + (1,) * (x.ndim - dims[0] - 1)), x.shape)
-    return _merged(name, w, axis).x
+    rows = _rows(name, w, axis)
+    return behind(rows.x, rows.axis)
 
 
 def _parts_of(name: str, q: Any, most: int) -> Any:
@@ -319,17 +325,17 @@ def _quantile(a: Any, axis: Axis, asked: _Asked, weights: Any) -> Any:
         raise ArgumentError(
             f"{name}: weights go with method='inverted_cdf' only, not with {method!r}."
         )
-    merged = _merged(name, a, axis)
-    without_nan = asked.without_nan and merged.x.dtype.kind not in "biu"
+    rows = _rows(name, a, axis)
+    without_nan = asked.without_nan and rows.x.dtype.kind not in "biu"
     asked = asked._replace(without_nan=without_nan)
     if weights is not None:
         w = _weights_of(name, a, axis, weights)
         if without_nan:  # they come last, and count for nothing
-            w = bind("where", bind("isnan", merged.x), 0, w)
-        return _at_weighted(merged, asked, w)
+            w = bind("where", bind("isnan", behind(rows.x, rows.axis)), 0, w)
+        return _at_weighted(rows, asked, w)
     if without_nan or is_traced(asked.q):
-        return _at_computed(merged, asked)
-    return _at_known(merged, asked)
+        return _at_computed(rows, asked)
+    return _at_known(rows, asked)
 
 
 def _is_weak(q: Any) -> bool:
@@ -367,15 +373,15 @@ def median(
     >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
     2.5
     """
-    merged = _merged("median", a, axis)
-    size, law = merged.x.shape[-1], _Asked("median", np.asarray(0.5)).law(merged.x.dtype)
+    rows = _rows("median", a, axis)
+    size, law = rows.size, _Asked("median", np.asarray(0.5)).law(rows.x.dtype)
     half = size // 2
     ranks = sorted({max(half - 1, 0), half, size - 1})
-    elements = selected(_in_order(merged, law, False), tuple(ranks))
+    elements = _wide(selected(rows.x, rows.axis, ranks), law, False)
     one = {rank: elements[(..., i)] for i, rank in enumerate(ranks)}
     found = one[half] if size % 2 else (one[half - 1] + one[half]) / 2
     asked = _Asked("median", np.asarray(0.5), keepdims=bool(keepdims))
-    return _finished(_or_nan(found, one[size - 1]), merged, asked, law, 0)
+    return _finished(_or_nan(found, one[size - 1]), rows, asked, law, 0)
 
 
 @checked
@@ -478,7 +484,7 @@ def nanquantile(
 ) -> Array:
     """Return quantiles over dims, NaN left out; NaN where all elements are.
 
-    Takes what `quantile` takes. The elements are sorted, as by `sort`.
+    Takes what `quantile` takes.
 
     >>> import meshard.numpy as mnp
     >>> mnp.nanquantile(mnp.asarray([1.0, mnp.nan, 3.0]), 0.5).item()

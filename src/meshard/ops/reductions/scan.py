@@ -41,6 +41,10 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 
 
+_NEAR = 512
+"""Bytes between neighbours along a dim beyond which a scan adds whole rows to each other."""
+
+
 def _scan_rule(operands: Sequence[Operand], params: Params) -> RuleText:
     names = [f"d{i}" for i in range(len(operands[0][0]))]
     marked = [f"!{n}" if params["whole"] and i == params["dim"] else n for i, n in enumerate(names)]
@@ -52,7 +56,16 @@ def _scan_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
 
 
 def _scan(x: Block, *, dim: int, how: str, dtype: Dtype, whole: bool) -> Block:
-    found: Block = _UFUNCS[how].accumulate(x.astype(dtype, copy=False), dim, dtype)
+    given, ufunc = x.astype(dtype, copy=False), _UFUNCS[how]
+    if given.ndim < 2 or given.strides[dim] <= _NEAR or not given.size:
+        found: Block = ufunc.accumulate(given, dim, dtype)
+        return found
+    # NumPy goes along the dim, and so from row to row for each element.
+    found = np.empty_like(given)
+    rows, made = np.moveaxis(given, dim, 0), np.moveaxis(found, dim, 0)
+    made[0] = rows[0]
+    for i in range(1, len(rows)):
+        ufunc(made[i - 1], rows[i], out=made[i])
     return found
 
 

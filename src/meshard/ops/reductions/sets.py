@@ -6,30 +6,39 @@ The results' shapes depend on the values; each piece stays where the sort has br
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+from meshard.algebra.layout import balanced_cuts
+from meshard.algebra.propagate import Split
+from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import full
 from meshard.ops.array.join import concatenate, stack
 from meshard.ops.array.nonzero import GIVE_SIZE, filled, first_true, mask_of, nonzero
 from meshard.ops.array.samplesort import compress as kept
-from meshard.ops.array.samplesort import regular, sort_split
-from meshard.ops.array.shape import ravel, reshape
+from meshard.ops.array.samplesort import known, regular, sort_split
+from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import is_whole
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.later import at_run_time, relaid
+from meshard.ops.engine.operand_mesh import named_sharding, replicated_beside
+from meshard.ops.reductions.distinct import Wanted, distinct
 from meshard.ops.reductions.scan import cumsum
+from meshard.ops.reductions.sort import argsort, searchsorted
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, Block
+from meshard.runtime.world import here
 
 
 class UniqueAllResult(NamedTuple):
@@ -55,22 +64,16 @@ class UniqueInverseResult(NamedTuple):
     inverse_indices: Array
 
 
-class _Wanted(NamedTuple):
-    """What is wanted besides the distinct elements."""
-
-    indices: bool = False
-    inverse: bool = False
-    counts: bool = False
-
-
 def _unique(
-    x: Any, wanted: _Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
+    x: Any, wanted: Wanted, size: int | None, fill_value: Any, *, equal_nan: bool = False
 ) -> list[Any]:
     """Return the distinct elements, and what else is wanted."""
     if size is None and is_traced(x):  # known values that are followed: they are picked by position
         known = concrete(x, "unique", GIVE_SIZE)
         found = _unique(known, wanted._replace(indices=True), None, None, equal_nan=equal_nan)
         return [take(ravel(x), found[1]), *found[1 if wanted.indices else 2 :]]
+    if size is None:
+        return _all_distinct(regular(x), wanted, equal_nan)
     flat = ravel(x)
     if wanted.indices or wanted.inverse:
         values, order = sort_split(flat, bind("positions", flat))
@@ -78,12 +81,7 @@ def _unique(
         (values,) = sort_split(flat)
         order = values
     first = _firsts(values, equal_nan)
-    places: Any = None
-    if size is None:
-        place = bind("positions", values)
-        values, starts, order_of = kept(first, values, place, order)
-    else:
-        values, starts, order_of, places = _first_of(first, values, order, size, fill_value)
+    values, _, order_of, places = _first_of(first, values, order, size, fill_value)
     results: list[Any] = [values]
     if wanted.indices:
         results.append(order_of)
@@ -91,13 +89,122 @@ def _unique(
         rank = cumsum(first) - 1
         back = sort_split(order, rank)[1]
         results.append(reshape(back, x.shape))
-    if wanted.counts and size is None:
-        after = bind("pad_zeros", starts, dims=((0, (-1, 1)),)) if starts.size else starts
-        results.append(bind("where", bind("equal", after, 0), flat.size, after) - starts)
-    elif wanted.counts:
+    if wanted.counts:
         ends = bind("where", bind("less", places, 0), flat.size, places)
         results.append(ends[1:] - ends[:-1])
     return results
+
+
+def _all_distinct(x: Any, wanted: Wanted, equal_nan: bool) -> list[Any]:
+    """Return all distinct elements, and what else is wanted."""
+    shape = x.shape
+    if x.ndim != 1 and (not x.ndim or not (equal_nan or is_whole(x.dtype))):
+        x = regular(ravel(x))  # so that each NaN has its place among them
+    found = distinct(x, wanted, equal_nan=equal_nan, of_rows=False)
+    inverse = found.inverse
+    if inverse is not None and inverse.shape != shape:
+        inverse = reshape(inverse, shape)
+    return [y for y in (found.rows, found.indices, inverse, found.counts) if y is not None]
+
+
+def _distinct_along(
+    x: Any, dim: int, wanted: Wanted, size: int | None, fill_value: Any, *, equal_nan: bool
+) -> list[Any]:
+    """Return the distinct slices along a dim, and what else is wanted."""
+    if size is not None:
+        return _some_along(x, dim, wanted, size, fill_value, equal_nan=equal_nan)
+    if is_traced(x):  # known values that are followed: they are picked by position
+        given = concrete(x, "unique", GIVE_SIZE)
+        every = wanted._replace(indices=True)
+        picked = _distinct_along(given, dim, every, None, None, equal_nan=equal_nan)
+        return [take(x, picked[1], dim), *picked[1 if wanted.indices else 2 :]]
+    found = distinct(_table(x, dim), wanted, equal_nan=equal_nan, of_rows=True)
+    others = [n for d, n in enumerate(x.shape) if d != dim]
+    values = moveaxis(reshape(found.rows, (found.rows.shape[0], *others)), 0, dim)
+    rest = (found.indices, found.inverse, found.counts)
+    return [values, *[y for y in rest if y is not None]]
+
+
+def _table(x: Any, dim: int) -> Any:
+    """Return the slices along a dim as rows of a table, each whole on one device."""
+    x = moveaxis(regular(x), dim, 0)
+    sharding, cuts = x.sharding, x.aval.layout.cuts
+    if isinstance(sharding, NamedSharding) and any(len(c) > 2 for c in cuts[1:]):
+        axes = tuple([a for own in sharding.spec.axes(x.ndim) for a in own])
+        count = math.prod(sharding.mesh.shape[a] for a in axes)
+        whole = [Split((), (0, n)) for n in x.shape[1:]]
+        placement = (Split(axes, balanced_cuts(x.shape[0], count)), *whole)
+        own = named_sharding(sharding.mesh, placement, sharding.memory_kind)
+        x = relaid(x, here().type_of(x.shape, x.dtype, own, x.committed), "unique")
+    return reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+
+
+def _some_along(
+    x: Any, dim: int, wanted: Wanted, size: int, fill_value: Any, *, equal_nan: bool
+) -> list[Any]:
+    """Return a known number of distinct slices along a dim, the least, and what else is wanted."""
+    if is_traced(size):
+        raise ArgumentError("size must be a Python integer, but it is traced.")
+    if size < 0:
+        raise ArgumentError(f"size must not be negative, got {size}.")
+    if not x.shape[dim]:
+        if size and fill_value is None:
+            raise ArgumentError(
+                f"unique: size={size} of dim {dim} without elements: there is no slice to fill the "
+                "result with; give fill_value=."
+            )
+        shape = tuple([size if d == dim else n for d, n in enumerate(x.shape)])
+        none = full((size,), 0, dtype=np.int64)
+        made = [full(shape, fill_value or 0, dtype=x.dtype)]
+        made += [none] * wanted.indices + [full((0,), 0, dtype=np.int64)] * wanted.inverse
+        return made + [none] * wanted.counts
+    places, inverse, counts = at_run_time(
+        "unique", _first_slices, x, dim=dim, size=int(size), equal_nan=equal_nan, examples=0
+    )
+    values = take(x, places, dim, mode="clip")
+    if fill_value is not None:
+        line = reshape(counts, (-1, *(1,) * (x.ndim - dim - 1)))
+        other = as_array(fill_value).astype(x.dtype, copy=False)
+        values = bind("where", bind("equal", line, 0), other, values)
+    pairs = zip((places, inverse, counts), wanted, strict=True)
+    return [values, *[y for y, wish in pairs if wish]]
+
+
+def _first_slices(x: Any, *, dim: int, size: int, equal_nan: bool, examples: int) -> list[Any]:
+    """Return where the first distinct slices are, the place of each among all, and their counts.
+
+    There are as many dims of ``examples`` in front, of which each has slices of its own.
+    """
+    others = tuple([d for d in range(examples, x.ndim) if d != dim])
+    marks = bind("any", x, axis=others, keepdims=False)
+    line = bind("astype", marks, dtype=np.dtype(np.int64))
+    shape = (*x.shape[:examples], size)
+    like = reshape(bind("first_true", ravel(marks), size=math.prod(shape)), shape)
+    if is_traced(like, line):
+        return [like, line, like]
+    if not examples:
+        found = _sized_slices(x, dim, size, equal_nan)
+    else:
+        settings: Any = {"size": size, "equal_nan": equal_nan, "examples": examples - 1}
+        each = [_first_slices(x[i], dim=dim - 1, **settings) for i in range(x.shape[0])]
+        found = [stack(parts) for parts in zip(*each, strict=True)] or [like, line, like]
+    pairs = zip(found, (like, line, like), strict=True)
+    return [relaid(y, kind.aval, "unique") for y, kind in pairs]
+
+
+def _sized_slices(x: Any, dim: int, size: int, equal_nan: bool) -> list[Any]:
+    """Return what `_first_slices` does, without other examples."""
+    found = distinct(_table(x, dim), Wanted(True, True, True), equal_nan=equal_nan, of_rows=True)
+    assert found.indices is not None
+    assert found.counts is not None
+    missing = max(0, size - found.indices.size)
+    places = known(found.indices[:size]), known(found.indices[:1]).repeat(missing)
+    counts = known(found.counts[:size]), np.zeros(missing, np.int64)
+    return [
+        replicated_beside("unique", np.concatenate(places), x),
+        found.inverse,
+        replicated_beside("unique", np.concatenate(counts), x),
+    ]
 
 
 def _firsts(values: Any, equal_nan: bool) -> Any:
@@ -143,7 +250,7 @@ def unique(
     return_index: Literal[False] = False,
     return_inverse: Literal[False] = False,
     return_counts: Literal[False] = False,
-    axis: None = None,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
     size: int | None = None,
@@ -156,54 +263,64 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-    axis: None = None,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
     size: int | None = None,
     fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Array | tuple[Array, ...]: ...
-@checked(axis="Distinct slices along a dim are not supported, only the flat array's elements.")
+@checked
 def unique(
     ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-    axis: None = None,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
     size: int | None = None,
     fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
-    """Return the distinct elements of the flat array, sorted.
+    """Return the distinct elements of the flat array, or slices along a dim, sorted.
 
-    A split array is sorted without being brought together, and the result is split, too: each
-    device keeps what the sort has brought there. The shape depends on the values, unless ``size``
-    gives it.
+    Each device finds the distinct ones that it has; only these cross to other devices, each about
+    once, and the places of the inverse come back. The result is split, too: each device keeps a
+    stretch of the sorted values; up to 16 KB, such as the classes of labels, all devices have it
+    whole. The shape depends on the values, unless ``size`` gives it.
 
     Args:
         ar: the array.
         return_index: also return where each value first occurs in the flat array.
         return_inverse: also return, in the array's shape, each element's place among the values.
         return_counts: also return how often each value occurs there.
-        axis: None; distinct slices along a dim are not supported.
-        equal_nan: whether all NaN count as one value.
+        axis: the dim whose slices count, compared element by element in C order; the places are
+            then those along this dim. None for the elements of the flat array.
+        equal_nan: whether all NaN count as one value, also in slices, as in JAX; NumPy's slices
+            with NaN are all distinct.
         size: how many values to return, which also traced arrays have: the least ones. Where there
             are no more, ``fill_value`` fills the rest, counted zero times.
         fill_value: by default the least value.
         sorted: accepted as in NumPy; the result is sorted.
 
     Raises:
-        ArgumentError: if ``axis`` is given.
+        ArgumentError: if the dim does not exist, or there is nothing to fill a size with.
         ConcretizationError: if the array is traced, and no size is given.
 
     >>> import meshard.numpy as mnp
     >>> [found.tolist() for found in mnp.unique(mnp.asarray([3, 1, 3]), return_counts=True)]
     [[1, 3], [1, 2]]
+    >>> mnp.unique(mnp.asarray([[3, 1], [2, 0], [3, 1]]), axis=0).tolist()
+    [[2, 0], [3, 1]]
     """
-    wanted = _Wanted(bool(return_index), bool(return_inverse), bool(return_counts))
-    found = _unique(as_array(ar), wanted, size, fill_value, equal_nan=equal_nan)
+    wanted = Wanted(bool(return_index), bool(return_inverse), bool(return_counts))
+    x = as_array(ar)
+    if axis is None:
+        found = _unique(x, wanted, size, fill_value, equal_nan=equal_nan)
+    else:
+        (dim,) = normalised_axes(axis, x.ndim, "unique")
+        found = _distinct_along(x, dim, wanted, size, fill_value, equal_nan=equal_nan)
     return tuple(found) if any(wanted) else found[0]
 
 
@@ -219,7 +336,7 @@ def unique_values(
     >>> mnp.unique_values(mnp.asarray([[2, 1], [1, 2]])).tolist()
     [1, 2]
     """
-    return _unique(as_array(x), _Wanted(), size, fill_value)[0]
+    return _unique(as_array(x), Wanted(), size, fill_value)[0]
 
 
 @checked
@@ -232,7 +349,7 @@ def unique_counts(
     >>> mnp.unique_counts(mnp.asarray([3, 1, 3])).counts.tolist()
     [1, 2]
     """
-    found = _unique(as_array(x), _Wanted(counts=True), size, fill_value)
+    found = _unique(as_array(x), Wanted(counts=True), size, fill_value)
     return UniqueCountsResult(*found)
 
 
@@ -246,7 +363,7 @@ def unique_inverse(
     >>> mnp.unique_inverse(mnp.asarray([3, 1, 3])).inverse_indices.tolist()
     [1, 0, 1]
     """
-    found = _unique(as_array(x), _Wanted(inverse=True), size, fill_value)
+    found = _unique(as_array(x), Wanted(inverse=True), size, fill_value)
     return UniqueInverseResult(*found)
 
 
@@ -260,7 +377,7 @@ def unique_all(
     >>> [found.tolist() for found in mnp.unique_all(mnp.asarray([3, 1, 3]))]
     [[1, 3], [1, 0], [1, 0, 1], [1, 2]]
     """
-    return UniqueAllResult(*_unique(as_array(x), _Wanted(True, True, True), size, fill_value))
+    return UniqueAllResult(*_unique(as_array(x), Wanted(True, True, True), size, fill_value))
 
 
 # membership
@@ -352,26 +469,87 @@ def union1d(
     return unique(concatenate(_both("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def intersect1d(
+    ar1: ArrayLike,
+    ar2: ArrayLike,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array | tuple[Array, Array, Array]: ...
 @checked
 def intersect1d(
     ar1: ArrayLike,
     ar2: ArrayLike,
     assume_unique: bool = False,
+    return_indices: bool = False,
     *,
     size: int | None = None,
     fill_value: ArrayLike | None = None,
-) -> Array:
+) -> Any:
     """Return the distinct elements that are in both arrays, sorted; takes what `union1d` takes.
+
+    Args:
+        ar1: the first array.
+        ar2: the second array.
+        assume_unique: accepted as in NumPy.
+        return_indices: also return where each first occurs in either flat array; beyond the
+            last of a known ``size`` there is the array's size, as in JAX.
+        size: how many to return, which also traced arrays have, as in `unique`.
+        fill_value: what fills the rest where there are no more.
 
     >>> import meshard.numpy as mnp
     >>> mnp.intersect1d(mnp.asarray([3, 1, 2]), mnp.asarray([2, 3])).tolist()
     [2, 3]
     """
     x, y = _both("intersect1d", ar1, ar2)
+    if return_indices:
+        return _common_places(x, y, size, fill_value)
     if size is not None:
         return _sized_set(*_distinct(x, y, among=True), size, fill_value)
     values = unique(x)
     return _in_set("intersect1d", values, y, among=True)
+
+
+def _common_places(x: Any, y: Any, size: int | None, fill_value: Any) -> tuple[Any, Any, Any]:
+    """Return what is in both flat arrays, and where it first is in each."""
+    if size is None:
+        x, y = (concrete(v, "intersect1d", GIVE_SIZE) for v in (x, y))
+        (mine, places), (others, theirs) = (unique(v, return_index=True) for v in (x, y))
+        chosen = regular(isin(mine, others))
+        found, first = kept(chosen, mine, places)
+        if not others.size:
+            return found, first, first
+        at = bind("minimum", searchsorted(others, found), others.size - 1)
+        return found, first, take(theirs, at)
+    values = intersect1d(x, y, size=size, fill_value=fill_value)
+    count = _sized_count(x, y)
+    missing = bind("greater_equal", np.arange(size), count)
+    lines = []
+    for v in (x, y):
+        order = argsort(v)
+        at = searchsorted(v, values, sorter=order) if v.size else np.zeros(size, np.int64)
+        where = take(order, at, mode="clip") if v.size else at
+        lines.append(bind("where", missing, v.size, where))
+    return values, lines[0], lines[1]
+
+
+def _sized_count(x: Any, y: Any) -> Any:
+    """Return how many distinct elements are in both arrays."""
+    _, chosen = _distinct(x, y, among=True)
+    return bind("astype", chosen, dtype=np.dtype(np.int64)).sum()
 
 
 @checked

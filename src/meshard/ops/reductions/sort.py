@@ -21,13 +21,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.join import flip, stack
-from meshard.ops.array.samplesort import (
-    argsort_block,
-    regular,
-    sort_block,
-    sort_keys,
-    sort_split,
-)
+from meshard.ops.array.samplesort import argsort_split, regular, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked
@@ -36,6 +30,7 @@ from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, promoted
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.ordering import argsort_block, sort_block
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -45,18 +40,20 @@ from meshard.runtime.world import here
 from meshard.tuning import GATHERED_SORT
 
 
-def _sort_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+def sort_rule(operands: Sequence[Operand], params: Params) -> RuleText:
+    """Return the rule of a row whose dim ``dim`` must be whole."""
     names = [f"d{i}" for i in range(len(operands[0][0]))]
     marked = [f"!{n}" if i == params["dim"] else n for i, n in enumerate(names)]
     return f"{' '.join(marked)} -> {' '.join(names)}"
 
 
-def _position_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+def position_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
+    """Return the dtype of positions."""
     return (np.dtype(np.int64),)
 
 
-register(Op("sort", _sort_rule, sort_block, dtypes=same_dtype))
-register(Op("argsort", _sort_rule, argsort_block, dtypes=_position_law))
+register(Op("sort", sort_rule, sort_block, dtypes=same_dtype))
+register(Op("argsort", sort_rule, argsort_block, dtypes=position_law))
 
 
 class Way(Enum):
@@ -92,7 +89,7 @@ def _alone(x: Array, name: str, descending: bool) -> Any:
     """Sort an array of one dim that is split."""
     if name == "sort":
         return sort_split(x, descending=descending)[0]
-    return sort_split(x, bind("positions", x), descending=descending)[1]
+    return argsort_split(x, descending=descending)
 
 
 def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
@@ -109,26 +106,31 @@ def _along(x: Array, *, dim: int, name: str, descending: bool) -> Any:
     if way is Way.WHOLE:
         return bind(name, x, dim=dim, descending=descending)
     if way is Way.GATHERED:
-        return _as_laid_out(bind(name, x, dim=dim, descending=descending), x, name)
+        return as_laid_out(bind(name, x, dim=dim, descending=descending), x, name)
     if way is Way.SPREAD:
         return _alone(x, name, descending)
     last = moveaxis(x, dim, -1)
     rows = reshape(last, (-1, x.shape[dim]))
     if way is Way.MERGED:
         # The merged dim is split, which the dims that it is made of may be too short to be.
-        found = _as_laid_out(bind(name, rows, dim=1, descending=descending), rows, name)
+        found = as_laid_out(bind(name, rows, dim=1, descending=descending), rows, name)
     else:
         found = stack([_alone(rows[i], name, descending) for i in range(len(rows))])
     return moveaxis(reshape(found, last.shape), -1, dim)
 
 
-def _as_laid_out(found: Any, x: Array, name: str) -> Any:
+def as_laid_out(found: Any, x: Array, name: str) -> Any:
     """Return a result laid out like the operand of the same shape."""
     kind = here().type_of(x.shape, found.dtype, x.sharding, x.committed)
     return relaid(found, kind, name)
 
 
-def _operand(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
+def operand_of(name: str, a: Any, axis: int | None) -> tuple[Array, int]:
+    """Return an array, and its dim of a number; flat without one.
+
+    Raises:
+        ShapeError: if the array has no dims.
+    """
     x = as_array(a)
     if axis is None:
         x, axis = ravel(x), 0
@@ -183,7 +185,7 @@ def sort(
     [3, 2, 1]
     """
     _check_kind("sort", kind)
-    x, dim = _operand("sort", a, axis)
+    x, dim = operand_of("sort", a, axis)
     return when_laid_out("sort", _along, x, dim=dim, name="sort", descending=bool(descending))
 
 
@@ -206,144 +208,8 @@ def argsort(
     [1, 2, 0]
     """
     _check_kind("argsort", kind)
-    x, dim = _operand("argsort", a, axis)
+    x, dim = operand_of("argsort", a, axis)
     return when_laid_out("argsort", _along, x, dim=dim, name="argsort", descending=bool(descending))
-
-
-def _partitioned(name: str, a: Any, kth: Any, axis: int | None) -> Any:
-    x, dim = _operand(name, a, axis)
-    size = x.shape[dim]
-    places = np.atleast_1d(np.asarray(kth, np.int64)).tolist()
-    for k in places:
-        if not -size <= k < size:
-            raise ArgumentError(f"{name}: kth {k} is out of bounds for dim {dim} with size {size}.")
-    # The order of the others must not depend on the layout: it is that of sorting.
-    whole = "argsort" if name == "argpartition" else "sort"
-    return when_laid_out(name, _along, x, dim=dim, name=whole, descending=False)
-
-
-@checked
-def partition(
-    a: ArrayLike,
-    kth: int | Sequence[int],
-    axis: int | None = -1,
-    kind: str = "introselect",
-    order: None = None,
-) -> Array:
-    """Return the array with its kth element where sorting puts it, and the lesser ones before it.
-
-    All elements are in order, so that the result is the same in every layout.
-
-    Args:
-        a: the array.
-        kth: the position, or several.
-        axis: the dim; None for the flat array.
-        kind: ``"introselect"``, the only one that NumPy knows.
-        order: accepted as in NumPy; arrays have no fields.
-
-    Raises:
-        ArgumentError: if ``kth`` is not a position of the dim.
-
-    >>> import meshard.numpy as mnp
-    >>> int(mnp.partition(mnp.asarray([3, 9, 5, 1]), 1)[1])
-    3
-    """
-    choice_of(kind, ("introselect",), "partition", "kind")
-    return _partitioned("partition", a, kth, axis)
-
-
-@checked
-def argpartition(
-    a: ArrayLike,
-    kth: int | Sequence[int],
-    axis: int | None = -1,
-    kind: str = "introselect",
-    order: None = None,
-) -> Array:
-    """Return the positions that would `partition` the array.
-
-    >>> import meshard.numpy as mnp
-    >>> mnp.argpartition(mnp.asarray([30, 10, 20]), 0)[0].item()
-    1
-    """
-    choice_of(kind, ("introselect",), "argpartition", "kind")
-    return _partitioned("argpartition", a, kth, axis)
-
-
-_SCANNED = 256
-"""Elements of a row from which its greatest are looked for without sorting the row."""
-
-
-def _top(x: Block, *, dim: int, k: int) -> tuple[Block, Block]:
-    """Return the k greatest elements along a dim, equal ones in their order, and positions."""
-    rows = np.moveaxis(x, dim, -1)
-    keys = sort_keys(rows)
-    n = keys.shape[-1]
-    if n < _SCANNED or k > n // 4 or not k or keys.dtype.kind == "c":
-        places = argsort_block(rows, dim=rows.ndim - 1, descending=True)[..., :k]
-    else:
-        flat = keys.reshape(-1, n)
-        ends = np.partition(flat, n - k, -1)[:, n - k]
-        places = np.empty((len(flat), k), np.int64)
-        for row, end, found in zip(flat, ends, places, strict=True):
-            # What is not less than the kth, and NaN, which is the greatest of all.
-            near = np.flatnonzero(~(row < end) if end == end else row != row)
-            found[:] = near[argsort_block(row[near], dim=0, descending=True)[:k]]
-        places = places.reshape(*keys.shape[:-1], k)
-    best = np.take_along_axis(rows, places, -1)
-    return np.moveaxis(best, -1, dim), np.moveaxis(places, -1, dim)
-
-
-def _top_rule(operands: Sequence[Operand], params: Params) -> RuleText:
-    names = [f"d{i}" for i in range(len(operands[0][0]))]
-    read, made = list(names), list(names)
-    read[params["dim"]], made[params["dim"]] = f"!{names[params['dim']]}", "k"
-    return f"{' '.join(read)} -> {' '.join(made)}, {' '.join(made)}", {"k": params["k"]}
-
-
-def _top_law(operands: Sequence[Operand], params: Params) -> tuple[Dtype, ...]:
-    return (*same_dtype(operands, params), np.dtype(np.int64))
-
-
-register(Op("top_k", _top_rule, _top, dtypes=_top_law, outputs=2))
-
-
-def _tops(x: Array, *, dim: int, k: int) -> Any:
-    """Find the greatest elements; of a dim that is spread over devices by sorting it."""
-    x = regular(x)
-    if way_to_sort(x, dim) in (Way.WHOLE, Way.GATHERED):
-        return list(bind("top_k", x, dim=dim, k=k))
-    if x.ndim == 1:
-        places = argsort(x, descending=True)[:k]
-        return [take(x, places), places]
-    head = (*(slice(None),) * dim, slice(0, k))
-    return [f(x, dim, descending=True)[head] for f in (sort, argsort)]
-
-
-@checked
-def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Array, Array]:
-    """Return the k greatest elements along a dim, the greatest first, and their positions.
-
-    Args:
-        operand: the array.
-        k: how many.
-        axis: the dim.
-
-    Raises:
-        ArgumentError: if the dim has fewer than ``k`` elements.
-
-    >>> import meshard.numpy as mnp
-    >>> from meshard.lax import top_k
-    >>> [found.tolist() for found in top_k(mnp.asarray([3, 9, 5]), 2)]
-    [[9, 5], [1, 2]]
-    """
-    x, dim = _operand("top_k", operand, axis)
-    if not 0 <= k <= x.shape[dim]:
-        raise ArgumentError(
-            f"top_k: k must be from 0 to the size of dim {dim}, {x.shape[dim]}, got {k}."
-        )
-    values, places = when_laid_out("top_k", _tops, x, dim=dim, k=int(k))
-    return values, places
 
 
 # searching
@@ -366,7 +232,7 @@ register(
         "searchsorted",
         _search_rule,
         _search,
-        dtypes=_position_law,
+        dtypes=position_law,
         partial=Partial(np.add, "counts"),
         alike=0,
     )
@@ -387,7 +253,7 @@ register(
         "search_pieces",
         _search_pieces_rule,
         _search_pieces,
-        dtypes=_position_law,
+        dtypes=position_law,
         positions=Positions(lambda params: (0,), by_value=True),
     )
 )

@@ -21,7 +21,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.processes.divergence import numbered
-from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.trees.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 

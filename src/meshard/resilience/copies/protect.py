@@ -34,7 +34,7 @@ from meshard.runtime.memo import memoized
 from meshard.runtime.missing import living_ids, missing_boxes
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import check_devices_exist
-from meshard.runtime.trees import unflatten
+from meshard.runtime.trees.trees import unflatten
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here

@@ -37,7 +37,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, placed
-from meshard.runtime.trees import unflatten
+from meshard.runtime.trees.trees import unflatten
 from meshard.runtime.types import Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here

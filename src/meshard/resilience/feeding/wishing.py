@@ -19,7 +19,7 @@ from meshard.errors import ArgumentError, ShardingError
 from meshard.resilience.feeding.offer import Offer, Wish, check_same_tree, offered_structs
 from meshard.resilience.feeding.places import places_of, plain_build
 from meshard.runtime.moving.place import check_devices_exist, dtype_of, home
-from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.trees.trees import flatten_with_accessors, unflatten
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap

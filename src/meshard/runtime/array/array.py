@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import described, integer_of, is_text, shown
+from meshard.algebra.arguments import check_order, described, integer_of, is_text, shown
 from meshard.algebra.box import Box, Index
 from meshard.algebra.device import Device
 from meshard.algebra.sharding import SingleDeviceSharding
@@ -28,6 +28,7 @@ from meshard.runtime.array.in_place import InPlace
 from meshard.runtime.array.leaving import leave
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.numpy_protocol import spans_processes
+from meshard.runtime.array.partitioned import Partitioned, partitioned
 from meshard.runtime.array.show import (
     array_parts,
     array_repr,
@@ -277,8 +278,9 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
         """Do nothing: the data is on the host."""
         self._live()
 
-    def copy(self) -> Array:
+    def copy(self, order: str | None = "C") -> Array:
         """Return an equal array with the same sharding, which outlives this one's deletion."""
+        check_order(order, "copy")
         return Array(self._type, self._live())
 
     def __reduce__(self) -> tuple[Callable[[Block], Array], tuple[Block]]:
@@ -325,6 +327,15 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
         """
         wanted = None if dtype is None else any_dtype_of(dtype, "Array.to_numpy")
         return self.__array__(wanted, copy=True if copy else None)
+
+    @property
+    def __partitioned__(self) -> Partitioned:
+        """How the array is cut and who holds which part, as the protocol of this name has it.
+
+        Raises:
+            ShardingError: if its shards are not a grid.
+        """
+        return partitioned(self)
 
     def __dlpack__(
         self,

@@ -8,10 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from meshard.algebra.arguments import array_text, shown
+from meshard.algebra.arguments import array_text, check_order, shown
 from meshard.algebra.attributes import advise_instead
 from meshard.errors import ArgumentError
 from meshard.runtime.array.at import At
+from meshard.runtime.array.flags import Flags
 from meshard.runtime.array.numpy_protocol import array_function, array_ufunc
 from meshard.runtime.array.operators import ArrayOperators
 from meshard.runtime.doors import bind, call, namespace
@@ -51,7 +52,6 @@ INSTEAD = {
     "device_put": "use meshard.device_put(x, sharding) or x.to_device(sharding)",
     "dim": "use x.ndim",
     "fill": "arrays are immutable; use meshard.numpy.full_like(x, value)",
-    "flags": "arrays are immutable and have no memory layout; np.asarray(x).flags has one",
     "grad": "use meshard.grad(function)(x); derivatives are those of functions",
     "itemset": "arrays are immutable; use x.at[index].set(value)",
     "mesh": "use x.sharding.mesh",
@@ -71,7 +71,6 @@ INSTEAD = {
     "type": "use x.astype(dtype)",
     "unsqueeze": "use meshard.numpy.expand_dims(x, axis)",
     "value": "use x.item() or np.asarray(x)",
-    "view": "use meshard.lax.bitcast_convert_type(x, dtype), or x.reshape(...)",
 }
 """What to do instead of attributes that arrays of other libraries have."""
 INSTEAD |= {
@@ -151,8 +150,9 @@ class ArrayMethods(Typed, ArrayOperators):
             return bind("square", self)  # as NumPy does: its dtype is not that of other powers
         return super().__pow__(other)
 
-    def copy(self) -> Self:
+    def copy(self, order: str | None = "C") -> Self:
         """Return an equal array with the same sharding."""
+        check_order(order, "copy")
         return self  # a value inside a transformation is immutable, and is never deleted
 
     def __copy__(self) -> Self:
@@ -192,6 +192,20 @@ class ArrayMethods(Typed, ArrayOperators):
     def astype(self, dtype: DTypeLike, copy: bool = True, device: DeviceLike = None) -> Self:
         """Return the array converted to another dtype, and placed on a device or sharding."""
         return call("astype", self, dtype, copy=copy, device=device)
+
+    def view(self, dtype: DTypeLike = None) -> Self:
+        """Return the bits of the elements read as another dtype, as NumPy does along the last dim.
+
+        Raises:
+            DtypeError: if no number of elements of one dtype fills one of the other.
+            ShapeError: if the last dim does not hold whole elements of a longer dtype.
+        """
+        return call("view", self, dtype)
+
+    @property
+    def flags(self) -> Flags:
+        """What NumPy tells of memory: an array is seen as whole, in C order, and read-only."""
+        return Flags(self.ndim, self.size)
 
     def to_device(self, device: DeviceLike, /, *, stream: Any = None) -> Self:
         """Return the array placed on a device or sharding, as `meshard.device_put` does.

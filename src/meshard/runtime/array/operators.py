@@ -24,7 +24,7 @@ def _operand(other: object) -> bool:
             f"An operator takes an array and a number, or two arrays, not an array and a "
             f"{type(other).__name__}. Make an array of it with meshard.numpy.asarray(...)."
         )
-    return hasattr(type(other), "__array__")
+    return hasattr(type(other), "__array__") or hasattr(type(other), "__jax_array__")
 
 
 _CONTAINERS = frozenset({list, tuple, dict, set})

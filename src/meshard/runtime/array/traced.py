@@ -52,6 +52,10 @@ class Traced(ArrayMethods):
             f"{what}: {self._type.str_short()} is traced here and has no value yet."
         )
 
+    def _known_array(self, what: str) -> Any:
+        """Return that value where it is laid out, if it is an array; else as `_concrete` does."""
+        return self._concrete(what)
+
     def _stray(self) -> str:
         """Return the message for a use outside its transformation."""
         return (

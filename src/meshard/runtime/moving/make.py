@@ -25,7 +25,13 @@ from meshard.runtime.moving.place import (
     placed,
 )
 from meshard.runtime.moving.same_values import check_same_values
-from meshard.runtime.trees import broadcast_leaves, flatten, flatten_with_none, mismatch, unflatten
+from meshard.runtime.trees.trees import (
+    broadcast_leaves,
+    flatten,
+    flatten_with_none,
+    mismatch,
+    unflatten,
+)
 from meshard.runtime.types import ArrayLike, Block, SupportsArray
 from meshard.runtime.world import here
 

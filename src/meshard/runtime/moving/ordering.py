@@ -14,7 +14,7 @@ from meshard.errors import ArgumentError
 from meshard.plan.routes.device_order import best_device_order as best_layout
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees import leaves as tree_leaves
+from meshard.runtime.trees.trees import leaves as tree_leaves
 
 
 def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:

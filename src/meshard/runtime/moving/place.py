@@ -19,7 +19,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, is_text, shown
 from meshard.algebra.device import Device
-from meshard.algebra.mesh import Mesh, ambient_mesh
+from meshard.algebra.mesh import AbstractMesh, Mesh, ambient_mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.where import Where
@@ -189,6 +189,8 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
         return x
     if isinstance(x, Traced):
         return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+    if hasattr(x, "__jax_array__"):
+        return as_array(x.__jax_array__(), dtype)
     world = here()
     value = as_host(x, "array", dtype)
     if not fresh:
@@ -237,6 +239,8 @@ def as_sharding(given: Any, what: str, shape: tuple[int, ...] | None = None) -> 
     """
     if type(given) is Where:
         return given.exact if shape is None else given.fitting(shape)
+    if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
+        return given.on_mesh(given.mesh.concrete(what))
     if given is None or isinstance(given, Sharding):
         return given
     if isinstance(given, Device):

@@ -27,7 +27,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, leaf_names, moved
 from meshard.runtime.moving.place import as_host, as_sharding, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees import flatten_with_accessors
+from meshard.runtime.trees.trees import flatten_with_accessors
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import here
 

@@ -19,7 +19,7 @@ from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import needed_sharding, prefix_leaves
 from meshard.runtime.moving.place import as_host, filled
-from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import ArrayLike, Block
 from meshard.runtime.world import here
 

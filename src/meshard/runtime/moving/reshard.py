@@ -15,7 +15,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, moved
 from meshard.runtime.moving.place import as_sharding
 from meshard.runtime.moving.same_values import check_same_values
-from meshard.runtime.trees import flatten_with_none
+from meshard.runtime.trees.trees import flatten_with_none
 
 _LARGE = 64 << 20  # smaller trees move too fast for a bar
 

@@ -20,7 +20,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.moving.place import as_host, check_devices_exist
-from meshard.runtime.trees import flatten_with_path
+from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -57,7 +57,7 @@ def check_same_values(
         meet(world, peers, f"`{what}`")
         told: list[Any] = world.transport.all_gather(mine, peers)
         if any(one != mine for one in told):
-            paths = [".".join(map(str, path)) for path, _ in flatten_with_path(tree)[0]]
+            paths = [".".join(map(str, path)) for path, _ in flatten_with_plain_path(tree)[0]]
             given = [i for i, leaf in enumerate(leaves) if leaf is not None]
             names = [paths[given.index(i)] or "the value" for i in numbers]
             raise UnequalError(_refusal(what, names, peers, told))

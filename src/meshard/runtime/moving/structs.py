@@ -60,7 +60,8 @@ class ShapeDtypeStruct(Shaped, Drawn):
         what = "ShapeDtypeStruct"
         if dtype is None:
             raise ArgumentError(f"{what}: a dtype is needed, got None.")
-        found = as_sharding(sharding, what)
+        whole = isinstance(sharding, Sharding)  # over an abstract mesh, too
+        found = sharding if whole else as_sharding(sharding, what)
         sizes = shape_of(shape, what)
         if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):
             raise SpecError(

@@ -15,7 +15,8 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.engine.later import Advised, OfRow
+from meshard.ops.engine.later import Advised, OfExamples, OfRow
+from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import bind, innermost
@@ -175,6 +176,10 @@ def _made(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found
 def _whole(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     if _is_advised(call):
         return _followed(call, operands, flags, size)
+    if isinstance(call.function, OfExamples):
+        of_all = replace(call, function=call.function.of_examples(flags, int(size)))
+        results = of_all.run(operands)
+        return results, [True] * len(results)
     given = every(operands, flags, size)
     if call.name == "sort" and "dim" not in call.params:  # of one dim
         results = sorted_along(given, call.params["descending"])
@@ -193,14 +198,16 @@ def _of_all(call: WholeCall, size: int) -> WholeCall:
     if isinstance(call.function, Around):
         return replace(call, function=call.function.of(_of_all(call.function.call, size)))
     params = dict(call.params)
+    if "examples" in params:
+        params["examples"] += 1
     if "dim" in params:
         params["dim"] += 1
     elif "work" in params:
         params["work"] = tuple([(d + 1, n) for d, n in params["work"]])
     elif call.name == "full_like":
         params["shape"] = (size, *params["shape"])
-    else:
-        assert call.name == "select", call.name  # of the last dim
+    elif call.name != "solve_triangular" and call.name not in SPLIT:  # they are of the last dims
+        params["axis"] = tuple([d + 1 for d in params["axis"]])
     return replace(call, params=params)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.rule import OpRule
+from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.derivatives.elementwise import o
@@ -288,19 +289,42 @@ def _first_only(
     return bind(name, *operands, **params)
 
 
+def _sparse(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    """Bind a product of a sparse matrix: many vectors are a dense matrix.
+
+    Many matrices, which have different values in the same places, are multiplied one by one.
+    """
+    *matrix, x = operands
+    if any(flags[:-1]) or name == "sparse_sampled":
+        rows = [
+            [y[i] if f else y for y, f in zip(operands, flags, strict=True)] for i in range(size)
+        ]
+        return stack([bind(name, *row, **params) for row in rows])
+    wide = moveaxis(x, 0, -1)
+    rest = wide.shape[1:]
+    found = bind(name, *matrix, reshape(wide, (wide.shape[0], -1)), **params)
+    return moveaxis(reshape(found, (found.shape[0], *rest)), -1, 0)
+
+
 _REDUCTIONS = """
     sum prod max min any all nanmax nanmin reduce_and reduce_or reduce_xor
 """
 _SORTS = "sort_runs sort_runs_with sort_whole sort_whole_with"
 ROWS: dict[str, Rule] = {
     **dict.fromkeys(_REDUCTIONS.split(), _shifted("axis")),
-    **dict.fromkeys(["concatenate"], _shifted("axis")),
-    **dict.fromkeys(["flip", "roll", "pad_zeros", "tile", "take_positions"], _shifted("dims")),
-    **dict.fromkeys(["sort", "argsort", "top_k", "fft", "scan"], _shifted("dim")),
+    **dict.fromkeys(["concatenate", "select", "select_at"], _shifted("axis")),
+    **dict.fromkeys(
+        ["flip", "roll", "pad_zeros", "tile", "take_positions", "take_whole"], _shifted("dims")
+    ),
+    **dict.fromkeys(
+        ["sort", "argsort", "partition", "argpartition", "fft", "scan"], _shifted("dim")
+    ),
     **dict.fromkeys(["take_along_axis"], _shifted("dim")),
     **dict.fromkeys(["diagonal"], _shifted("dims")),
     **dict.fromkeys(
-        ["qr", "qr_r", "svd", "svdvals", "select", "bitcast", "random_unwrap"], _as_it_is
+        ["qr", "qr_r", "svd", "svdvals", "top_k", "bitcast", "random_unwrap"], _as_it_is
     ),
     **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
@@ -323,6 +347,7 @@ ROWS: dict[str, Rule] = {
     "gather": _gather,
     "scatter": _scatter,
     "searchsorted": _searchsorted,
+    **dict.fromkeys(["sparse_times", "sparse_times_transposed", "sparse_sampled"], _sparse),
     **dict.fromkeys(_SORTS.split(), _sorted),
     # collectives of bodies
     **dict.fromkeys(["psum", "pmax", "pmin", "pcast", "ppermute", "pbroadcast"], _as_it_is),

@@ -11,9 +11,9 @@ from meshard.algebra.arguments import described, function_of, integer_of, refusa
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.ops.array.shape import moveaxis
-from meshard.runtime import trees
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.transforms.batching.programs import every, run_example
 from meshard.transforms.body.mapped_axes import Examples
 from meshard.transforms.tracing.arguments import Arguments, JitOptions

@@ -84,6 +84,7 @@ class Body(Interpreter):
         typed: whether nothing is run at all, and only types are wanted.
         recorder: writes the operations down; None if nothing does.
         notes: takes what typed collectives would move; None if nobody asks.
+        meeting: where the runs for unequal local shapes meet; None where all shapes are equal.
     """
 
     def __init__(self, scope: Scope, outer: Body | None = None, typed: bool = False) -> None:
@@ -93,6 +94,7 @@ class Body(Interpreter):
         self.mask: Mask | None = None
         self.recorder: Any = None
         self.notes: list[Wire] | None = None
+        self.meeting: Any = None
         self.axis_sizes: Mapping[str, int] = scope.sizes
         self._constants: dict[int, tuple[Any, Grid]] = {}
         if outer is not None and outer.mask is not None:
@@ -163,9 +165,9 @@ class Body(Interpreter):
             found = decided(scope, name, key[2:], params)
         run = found.run
         if self.recorder is None:
-            if scope.world.profiles and not self.typed:
-                return self._timed(name, run, values)
-            return run(self, values)
+            if self.meeting is None and not scope.world.profiles:
+                return run(self, values)
+            return self._watched(name, run, values, params)
         result = run(self, values)
         results = result if isinstance(result, tuple) else (result,)
         self.recorder.write(name, params, values, results)
@@ -175,8 +177,12 @@ class Body(Interpreter):
         """Return the sum of a value over axes over which it varies."""
         return self.run("psum", (x,), (("axes", axes),))
 
-    def _timed(self, name: str, run: Runner, values: Sequence[Any]) -> Any:
-        """Run an operation while a profile is open."""
+    def _watched(self, name: str, run: Runner, values: Sequence[Any], params: Params) -> Any:
+        """Run an operation where runs meet in collectives, or a profile is open."""
+        if self.meeting is not None and self.meeting.meets(self, name, params):
+            return self.meeting.ask(self, name, values, params)
+        if self.typed or not self.scope.world.profiles:
+            return run(self, values)
         with timed(self.scope.world, name, "body") as ran_on:
             ran_on([NamedSharding(self.scope.mesh, PartitionSpec())])
             return run(self, values)

@@ -171,7 +171,7 @@ def cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Ar
 
 def _cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[Array], Cells]:
     axes = spec.axes(type.ndim)
-    pieces = _pieces_of_cells(scope, axes)
+    pieces = pieces_of_cells(scope, axes)
     wanted = NamedSharding(scope.mesh, spec)
     in_order = pieces == list(range(len(pieces)))
     if type.sharding == wanted and in_order:
@@ -186,7 +186,7 @@ def _cells_in(scope: Scope, type: ArrayType, spec: PartitionSpec) -> Callable[[A
     return cells_of
 
 
-def _pieces_of_cells(scope: Scope, axes: Axes) -> list[int]:
+def pieces_of_cells(scope: Scope, axes: Axes) -> list[int]:
     """Return the piece that each cell is of an array that axes split."""
     order = [a for a in scope.manual if any(a in dim for dim in axes)]
     found: list[int] = _pieces(axes, scope.sizes, order).ravel().tolist()
@@ -278,7 +278,7 @@ def cells_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Callable[[Ce
     axes = spec.axes(kind.ndim)
     shape = tuple([n * c for n, c in zip(kind.shape, _counts(scope.sizes, axes), strict=True)])
     type = scope.world.type_of(shape, kind.dtype, NamedSharding(scope.mesh, spec), True)
-    choices = _cells_of_pieces(scope, kind.extent, axes)
+    choices = cells_of_pieces(scope, kind.extent, axes)
     firsts = [c[0] for c in choices]
 
     def join(cells: Cells) -> Array:
@@ -295,7 +295,7 @@ def cells_out(scope: Scope, kind: GridKind, spec: PartitionSpec) -> Callable[[Ce
     return partial(Array, type) if in_order else join
 
 
-def _cells_of_pieces(scope: Scope, extent: Extent, axes: Axes) -> list[list[int]]:
+def cells_of_pieces(scope: Scope, extent: Extent, axes: Axes) -> list[list[int]]:
     """Return for each piece of an array the cells, numbered over an extent, that can be it."""
     named = [a for a in scope.manual if any(a in dim for dim in axes)]
     split = scope.extent(named)

@@ -16,12 +16,13 @@ import numpy as np
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.checked import checked
 from meshard.ops.engine.accept import WEAK
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.transforms.body.mapped_axes import MappedAxis, are_mapped, axis_index_over
+from meshard.transforms.body.members import same_number
 from meshard.transforms.collectives.axis_arguments import (
     Axes,
     AxisName,
@@ -51,7 +52,7 @@ def _reduced(name: str, x: Any, axis_name: AxisName, groups: Groups) -> Any:
     more = {} if groups is None else index_groups(groups, axes, name, False)
 
     def leaf(value: Any) -> Any:
-        if type(value) in WEAK:
+        if type(value) in WEAK and same_number(value, axes):
             if name != "psum":
                 return value
             if not more:

@@ -23,9 +23,9 @@ from meshard.ops.derivatives.elementwise import is_complex
 from meshard.ops.derivatives.kinds import Values, total
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.lax.reduce import stop_gradient
-from meshard.runtime import trees
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import at_own_lines
+from meshard.runtime.trees import trees
 from meshard.transforms.derivatives.arguments import (
     float0_like,
     is_float0,

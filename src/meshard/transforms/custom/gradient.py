@@ -13,9 +13,9 @@ from typing import Any, final
 from meshard.algebra.arguments import described, function_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import TreeError
-from meshard.runtime import trees
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.tree_nodes import register_pytree_node
+from meshard.runtime.trees import trees
+from meshard.runtime.trees.nodes import register_pytree_node
 from meshard.transforms.custom.custom import custom_vjp
 from meshard.transforms.derivatives.arguments import name_of, strong, value_of
 from meshard.transforms.derivatives.levels import differentiable

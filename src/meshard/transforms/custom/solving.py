@@ -16,7 +16,7 @@ from meshard.ops.array.create import zeros_like
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.kinds import Values
 from meshard.ops.lax.reduce import stop_gradient
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike
 from meshard.transforms.custom.custom import custom_jvp
 from meshard.transforms.custom.gradient import closure_convert

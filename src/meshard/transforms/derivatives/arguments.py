@@ -18,11 +18,11 @@ import numpy as np
 from meshard.algebra.arguments import described, function_of, integer_of
 from meshard.errors import ArgumentError, DtypeError, MeshardError, ShapeError, TreeError
 from meshard.ops.engine.accept import WEAK
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
 from meshard.transforms.body.body import Body
 from meshard.transforms.derivatives.levels import differentiable
@@ -174,7 +174,7 @@ class Flattened:
         own = tuple([self.args[p] for p in self.places])
         return [
             argument_name(known, self.places[first]) + "".join(f"[{k!r}]" for k in rest)
-            for (first, *rest), _ in trees.leaves_with_path(own)
+            for (first, *rest), _ in trees.leaves_with_plain_path(own)
         ]
 
     def __call__(self, *values: Any) -> list[Any]:
@@ -209,7 +209,7 @@ class Flattened:
 def told_leaf(f: Any, args: tuple[Any, ...], places: Sequence[int], number: int) -> str:
     """Return what messages call a leaf of some arguments: ``argument 0 ('w')['bias']``."""
     own = tuple([args[p] for p in places])
-    first, *rest = trees.leaves_with_path(own)[number][0]
+    first, *rest = trees.leaves_with_plain_path(own)[number][0]
     path = "".join(f"[{k!r}]" for k in rest)
     try:
         names = list(inspect.signature(f).parameters)

@@ -14,10 +14,10 @@ from meshard.algebra.arguments import flag_of, names_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import ones_like, zeros_like
-from meshard.runtime import trees
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import interpreters
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.derivatives.arguments import (

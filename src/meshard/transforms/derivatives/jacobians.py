@@ -13,8 +13,8 @@ from meshard.errors import DerivativeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.shape import reshape
 from meshard.ops.derivatives.elementwise import is_complex
-from meshard.runtime import trees
 from meshard.runtime.moving.structs import typeof
+from meshard.runtime.trees import trees
 from meshard.transforms.batching.vmap import vmap
 from meshard.transforms.derivatives.arguments import (
     Flattened,
@@ -186,6 +186,9 @@ def jacrev(
         return (found, aux) if has_aux else found
 
     return jacobian
+
+
+jacobian = jacrev
 
 
 def hessian(

@@ -57,12 +57,19 @@ class Dual(Tracer):
         self.tangent = tangent
 
     def _concrete(self, what: str) -> Block:
-        assert isinstance(self.recorder, LevelRecorder)
-        if self.recorder.closed or self.recorder.level not in interpreters():
-            raise ConcretizationError(self._stray())
+        self._check_followed()
         if isinstance(self.value, Traced):
             return self.value._concrete(what)
         return np.asarray(self.value)
+
+    def _known_array(self, what: str) -> Any:
+        self._check_followed()
+        return self.value._known_array(what) if isinstance(self.value, Traced) else self.value
+
+    def _check_followed(self) -> None:
+        assert isinstance(self.recorder, LevelRecorder)
+        if self.recorder.closed or self.recorder.level not in interpreters():
+            raise ConcretizationError(self._stray())
 
     def _lost(self, what: str) -> ConcretizationError:
         return ConcretizationError(

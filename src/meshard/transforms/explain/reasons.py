@@ -145,6 +145,10 @@ _Reason = tuple[bool, str, str]
 """Whether the program asks for it, why something moves, and what to do about it."""
 
 
+_ON_PURPOSE = frozenset({"take_whole"})
+"""Rows that bring a small part of an operand together, of functions that keep the rest in place."""
+
+
 def notices_of(number: int, item: Item, users: Users, names: Names) -> list[Notice]:
     """Return what a step makes whole, or splits otherwise, and why.
 
@@ -156,6 +160,8 @@ def notices_of(number: int, item: Item, users: Users, names: Names) -> list[Noti
     """
     (eqn,) = item.eqns
     found: list[Notice] = []
+    if eqn.name in _ON_PURPOSE:
+        return found
     for wire, place in item.wires:
         total = sum(wire.received.values())
         operand = names.of(eqn.inputs[place]) if place is not None else f"a {wire.array}"

@@ -16,8 +16,8 @@ from meshard.errors import ArgumentError, MeshardError, TreeError
 from meshard.ops.dtypes.laws import is_float
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, widened
 from meshard.transforms.body.grid import Grid
@@ -169,7 +169,7 @@ class Carry:
         return leaves
 
     def _refuse(self, number: int, old: Any, new: Any) -> None:
-        keys = trees.leaves_with_path(self.value)[number][0]
+        keys = trees.leaves_with_plain_path(self.value)[number][0]
         path = "".join(f"[{k!r}]" for k in keys[int(self.counted) :])
         part = "dtypes" if old.shape == new.shape else "shapes"
         raise ArgumentError(

@@ -18,11 +18,11 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import clip
 from meshard.ops.checked import checked
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import alike, common, idle, widened

@@ -11,8 +11,8 @@ from typing import Any, final
 
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array, home
+from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, local_type

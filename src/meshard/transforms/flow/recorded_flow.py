@@ -14,9 +14,9 @@ import numpy as np
 
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray
-from meshard.runtime import trees
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body

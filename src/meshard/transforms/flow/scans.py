@@ -9,8 +9,8 @@ from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
 from meshard.ops.checked import checked
-from meshard.runtime import trees
 from meshard.runtime.doors import innermost
+from meshard.runtime.trees import trees
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, idle, local_type, widened
 from meshard.transforms.flow.carries import Carry, arrays_of, leaf_type, settled

@@ -19,10 +19,10 @@ from meshard.ops.derivatives.kinds import Derivative, Site, Values
 from meshard.ops.derivatives.shapes import is_differentiable
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.eager import EAGER
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.derivatives.calls import CallRule

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -33,13 +35,13 @@ from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
 from meshard.plan.show.pictured import Pictured
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.doors import beneath, innermost
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import chosen_device, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.trees import trees
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
 
 _NUMBERS = (int, float, complex)
+
+
+DISABLED: ContextVar[bool] = ContextVar("meshard_disable_jit", default=False)
+"""Whether jitted functions run as they are written."""
 
 
 def _nothing() -> None:
@@ -246,6 +252,8 @@ class Jitted(Pictured, Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the program for such arguments, which is made if there is none yet."""
+        if DISABLED.get():
+            return self._f(*args, **kwargs)
         interpreter = innermost()
         if interpreter is not None and interpreter is not EAGER:
             return self._inside(args, kwargs)
@@ -450,7 +458,15 @@ class Jitted(Pictured, Generic[P, R]):
         programs = here().programs.get(self)
         return 0 if programs is None else len(programs.entries)
 
-    def __reduce__(self) -> str:
-        # As functions are: by name, where the module has the jitted function under it.
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # As functions are: by name, where their module has the jitted function under it; else by
+        # what it is made of, which cloudpickle can write. It writes what is in __main__ so, too.
         name: str = getattr(self, "__qualname__", self._name)
-        return name
+        module = getattr(self, "__module__", None)
+        found: Any = sys.modules.get(module) if module else None
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if found is self and not (module == "__main__" and caller.startswith("cloudpickle")):
+            return name
+        return Jitted, (self._f, self._options)

@@ -16,12 +16,12 @@ from typing import Any, final
 
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, weak_of
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import is_ours
 from meshard.runtime.doors import current, innermost
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body

@@ -20,13 +20,13 @@ from meshard.ops.engine.eager import EAGER
 from meshard.plan.captions import count_text
 from meshard.plan.figures.topology import Topology
 from meshard.plan.show.pictured import Drawn, Pictured
-from meshard.runtime import trees
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.doors import interpreting
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
@@ -324,6 +324,9 @@ class _Placed(_Stage, Drawn):
     def executable(self) -> Executable:
         """The steps that run."""
         return self._entry.executable
+
+    def __str__(self) -> str:
+        return self.as_text()
 
     def as_text(self) -> str:
         """Return what runs as a listing, with how each value is laid out and what moves."""

@@ -360,4 +360,4 @@ def _whole(
     def run(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         return _returned(_ensure_layouts(world, call.run(operands), outputs))
 
-    return LoweredCall(run, tuple(outputs), (), lambda: by_values(outputs))
+    return LoweredCall(run, tuple(outputs), (), lambda: by_values(call.function, given, outputs))

@@ -6,7 +6,7 @@ operand that moves. Nothing is run: all follows from types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, final
 
@@ -14,6 +14,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.infer import AbstractArray
+from meshard.ops.engine.later import ByValues
 from meshard.plan.move.wires import Wire, collective_wire, in_turns
 from meshard.runtime.doors import Interpreter, Params, interpreting
 from meshard.runtime.moving.place import as_array, wires_between
@@ -25,12 +26,20 @@ _SAMPLES = 8
 """How many elements each pair of cells has looked at to decide where the rest goes."""
 
 
-def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
+def by_values(
+    function: Any, operands: Sequence[ArrayType], outputs: Sequence[ArrayType]
+) -> list[Moving]:
     """Return what a function that looks at values may move at most, tiny arrays aside.
 
-    A sample sort is one: its parts go where they belong, and settle between neighbours; before that
-    some elements, and how many are in each part, are brought together.
+    Some functions say it themselves. Others are sample sorts: parts go where they belong, and
+    settle between neighbours; before that some elements, and how many are in each part, are brought
+    together.
     """
+    if isinstance(function, ByValues):
+        kind = operands[0]
+        received = function.most(operands)
+        wire = _around(kind, "all-gather", received)
+        return [] if wire is None else [(wire, None)]
     found: list[Moving] = []
     for kind in outputs:
         layout, sharding = kind.layout, kind.sharding
@@ -43,12 +52,19 @@ def by_values(outputs: Sequence[ArrayType]) -> list[Moving]:
             for piece in range(layout.piece_count)
             for device in layout.holders(piece)
         }
-        shape = sharding.mesh.shape
-        axes = tuple(a for dim in sharding.spec.axes(kind.ndim) for a in dim if shape[a] > 1)
-        array, mesh = kind.str_short(), sharding.mesh
-        wire = collective_wire(array, "all-to-all", axes, mesh, received.copy, exact=False)
-        found.append((wire, None))
+        wire = _around(kind, "all-to-all", received)
+        found += [] if wire is None else [(wire, None)]
     return found
+
+
+def _around(kind: ArrayType, how: str, received: Mapping[int, int]) -> Wire | None:
+    """Return at most what passes along the axes that split an array; None if none does."""
+    sharding = kind.sharding
+    if not isinstance(sharding, NamedSharding):
+        return None
+    mesh = sharding.mesh
+    axes = tuple(a for dim in sharding.spec.axes(kind.ndim) for a in dim if mesh.shape[a] > 1)
+    return collective_wire(kind.str_short(), how, axes, mesh, lambda: dict(received), exact=False)
 
 
 def first_carry(

@@ -179,6 +179,11 @@ class WholeCall:
         """What else it is called with."""
         return tuple(self.params.items())
 
+    @property
+    def effect(self) -> bool:
+        """Whether it is called even if nobody needs its results."""
+        return bool(getattr(self.function, "effect", False))
+
     def at_once(self, operands: Sequence[Any]) -> list[Any]:
         """Call the function, and return its results."""
         found = self.function(*operands, **self.params)

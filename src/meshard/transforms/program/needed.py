@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from meshard.transforms.program.calls import ForCall, ScanCall, ShardMapCall, SwitchCall
+from meshard.transforms.program.calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WholeCall
 from meshard.transforms.program.program import Atom, Eqn, Program, Var
 
 Flags = Sequence[bool]
@@ -22,12 +22,25 @@ def needed_eqns(eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> list[Eqn]:
     found = []
     for eqn in reversed(eqns):
         flags = [v in needed for v in eqn.outputs]
-        if any(flags):
+        if has_effect(eqn):
+            needed.update(x for x in eqn.inputs if isinstance(x, Var))
+            found.append(eqn)
+        elif any(flags):
             prune = _PRUNED.get(type(eqn.call))
             eqn = eqn if prune is None else prune(eqn, eqn.call, flags)
             needed.update(x for x in eqn.inputs if isinstance(x, Var))
             found.append(eqn)
     return found[::-1]
+
+
+def has_effect(eqn: Eqn) -> bool:
+    """Return whether an operation does something besides computing its results."""
+    call = eqn.call
+    if call is None:
+        return False
+    if isinstance(call, WholeCall):
+        return call.effect
+    return any(has_effect(e) for _, program in call.programs for e in program.eqns)
 
 
 def without_unneeded(program: Program) -> tuple[Program, list[int]]:

@@ -351,7 +351,8 @@ def _lines(listed: Listed, name: Callable[[Var], str], indent: str) -> list[str]
         left = ", ".join(map(typed, eqn.outputs))
         note = listed.notes.get(id(eqn))
         where = "; ".join([t for t in (short_line(eqn.line), eqn.purpose, note) if t])
-        rows.append((f"{indent}    {left} = {_told(eqn, read)}", where))
+        told = f"{left} = {_told(eqn, read)}" if left else _told(eqn, read)
+        rows.append((f"{indent}    {told}", where))
     width = min(_WIDEST, max((len(text) for text, _ in rows), default=0))
     for eqn, (text, where) in zip(program.eqns, rows, strict=True):
         lines.append(f"{text:<{width}}  # {where}")

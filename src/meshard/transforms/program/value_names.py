@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, final
 
-from meshard.transforms.program.calls import ForCall, ScanCall, ShardMapCall, SwitchCall, WhileCall
+from meshard.transforms.program.calls import (
+    ForCall,
+    KeptCall,
+    ScanCall,
+    ShardMapCall,
+    SwitchCall,
+    WhileCall,
+)
 from meshard.transforms.program.program import Atom, Eqn, Literal, Program, Var, short_line
 
 
@@ -54,6 +61,8 @@ class Names:
             return self.of(call.split_operands(operands)[2][number])
         if isinstance(call, ShardMapCall):
             return self.of(operands[len(call.body.captured) + number])
+        if isinstance(call, KeptCall):
+            return self.of(operands[call.captures + number])
         if isinstance(call, ScanCall) and number >= call.carried:
             return (
                 f"a position of {self.of(call.split_operands(operands)[2][number - call.carried])}"
@@ -93,4 +102,6 @@ def _captured(eqn: Eqn) -> list[Sequence[Atom]]:
         return list(call.split_operands(operands)[1])
     if isinstance(call, ShardMapCall):
         return [operands[: len(call.body.captured)]]
+    if isinstance(call, KeptCall):
+        return [call.split_operands(operands)[0]]
     return []

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from meshard.algebra.arguments import function_of, is_text, text_of
 from meshard.errors import ArgumentError
 from meshard.ops.engine.concrete import is_traced
-from meshard.runtime import trees
 from meshard.runtime.doors import bind
+from meshard.runtime.trees import trees
 
 T = TypeVar("T")
 Policy = Callable[..., bool | None]

@@ -10,7 +10,7 @@ import meshard.transforms.derivatives.calls  # noqa: F401  (it fills the table o
 from meshard.algebra.arguments import flag_of, function_of, integer_of
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError
-from meshard.runtime import trees
+from meshard.runtime.trees import trees
 from meshard.transforms.derivatives.arguments import name_of, value_of
 from meshard.transforms.derivatives.kept import Again, kept_call
 from meshard.transforms.remat.policies import Policy

@@ -21,9 +21,9 @@ from meshard.ops.engine.infer import number_type
 from meshard.plan.captions import whole_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.summary import Summarized, Summary
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.moving.structs import ShapeDtypeStruct
+from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import here
 from meshard.transforms.derivatives.arguments import name_of, strong, told_leaf, value_of
@@ -142,7 +142,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Save
     leaves, tree = trees.flatten((args, kwargs))
     count = len(trees.leaves(args))
     told = [told_leaf(f, args, range(len(args)), i) for i in range(count)]
-    told += [f"argument {path[0]!r}" for path, _ in trees.leaves_with_path(kwargs)]
+    told += [f"argument {path[0]!r}" for path, _ in trees.leaves_with_plain_path(kwargs)]
     given = [
         x if isinstance(x, ShapeDtypeStruct) else value_of(x, f"saved_residuals: {t}")
         for x, t in zip(leaves, told, strict=True)

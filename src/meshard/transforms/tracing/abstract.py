@@ -12,12 +12,12 @@ from typing import Any, final, overload
 from meshard.algebra.arguments import function_of
 from meshard.ops.engine.accept import WEAK
 from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreting
 from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.moving.structs import ShapeDtypeStruct, typeof
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.body import COLLECTIVES, Body

@@ -13,7 +13,7 @@ from typing import Any, cast, final
 
 from meshard.algebra.arguments import items_of, names_of, refusal, shown
 from meshard.errors import ArgumentError, did_you_mean
-from meshard.runtime.trees import leaves
+from meshard.runtime.trees.trees import leaves
 
 
 @final

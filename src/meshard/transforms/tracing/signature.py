@@ -23,11 +23,11 @@ from meshard.errors import (
     TreeError,
 )
 from meshard.ops.engine.accept import WEAK
-from meshard.runtime import trees
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_array, as_sharding, check_devices_exist, home
+from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.program.program import Kind, Program, Var

@@ -22,7 +22,7 @@ from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, home, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees import flatten_with_accessors, unflatten
+from meshard.runtime.trees.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.load_plan import LoadPlan

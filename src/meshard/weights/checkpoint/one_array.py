@@ -11,7 +11,7 @@ from typing import Any
 from meshard.algebra.arguments import path_of
 from meshard.errors import CheckpointError
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import flatten
+from meshard.runtime.trees.trees import flatten
 from meshard.runtime.types import ArrayLike
 from meshard.weights.checkpoint import load as loading
 from meshard.weights.checkpoint import save as saving

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, final
 
 from meshard.runtime.moving.make import prefix_leaves
-from meshard.runtime.trees import flatten_with_accessors
+from meshard.runtime.trees.trees import flatten_with_accessors
 
 
 @final

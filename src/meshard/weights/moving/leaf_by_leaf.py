@@ -16,7 +16,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.reshard import Options
-from meshard.runtime.trees import flatten_with_accessors
+from meshard.runtime.trees.trees import flatten_with_accessors
 from meshard.weights.moving.reshard import reshard_tree
 
 _TOGETHER = 64 << 20

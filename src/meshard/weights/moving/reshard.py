@@ -25,7 +25,7 @@ from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, is_function
 from meshard.runtime.moving.reshard import Options, resharded
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import ArrayLike
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.world import RuntimeWorld, here

@@ -25,7 +25,7 @@ import numpy as np
 from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, CorruptFileError, TreeError
 from meshard.runtime.array.array import Array
-from meshard.runtime.trees import children_of, endless
+from meshard.runtime.trees.trees import children_of, endless
 from meshard.weights.catalogue.stored import Catalogue
 
 _VALUES = (bool, int, float, str)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import optree
+from optree import PyTreeSpec as PyTreeSpec
 
 from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
 from meshard.errors import TreeError, nearest
+from meshard.runtime.trees.keys import plain
 
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()
@@ -34,23 +36,23 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) ->
     >>> tree.map(lambda a, b: a + b, {"x": 1}, {"x": 2})
     {'x': 3}
     """
-    function_of(f, "tree.map", "f", _ORDER)
+    function_of(f, "tree.map", "f", ORDER)
     first, treedef = flatten(tree, is_leaf)
-    others = [_up_to(treedef, other) for other in rest]
+    others = [up_to(treedef, other) for other in rest]
     return optree.tree_unflatten(treedef, builtins.map(f, first, *others))
 
 
-_ORDER = "The function comes first, and the trees after it."
+ORDER = "The function comes first, and the trees after it."
 
 
-def _up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
+def up_to(treedef: optree.PyTreeSpec, tree: Any) -> list[Any]:
     """Return the parts of a tree at the leaves of a structure."""
-    with _refusing("the first tree must be a prefix of the others"):
+    with refusing("the first tree must be a prefix of the others"):
         return treedef.flatten_up_to(tree)
 
 
 @contextlib.contextmanager
-def _refusing(law: str) -> Iterator[None]:
+def refusing(law: str) -> Iterator[None]:
     """Turn optree's errors into ours."""
     try:
         yield
@@ -82,20 +84,6 @@ _KEYS = re.compile(r"missing key\(s\): \[([^]]*)\], extra key\(s\): \[([^]]*)\]"
 _LONGEST = 400
 
 
-def map_with_path(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: IsLeaf = None) -> Any:
-    """Return the tree with a function applied to each leaf's path and value.
-
-    >>> from meshard import tree
-    >>> tree.map_with_path(lambda path, leaf: (path, leaf), {"x": [3, 4]})
-    {'x': [(('x', 0), 3), (('x', 1), 4)]}
-    """
-    function_of(f, "tree.map_with_path", "f", _ORDER)
-    pairs, treedef = flatten_with_path(tree, is_leaf)
-    paths, first = [path for path, _ in pairs], [leaf for _, leaf in pairs]
-    others = [_up_to(treedef, other) for other in rest]
-    return optree.tree_unflatten(treedef, builtins.map(f, paths, first, *others))
-
-
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     """Return the leaves in order; None is not a leaf.
 
@@ -122,7 +110,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], optree.PyTree
     ([3, 1, 2], {'w': [10, 20], 'b': 30})
     """
     if is_leaf is not None:
-        is_leaf = _asked(is_leaf)
+        is_leaf = asked(is_leaf)
     try:
         return optree.tree_flatten(tree, is_leaf=is_leaf)
     except RecursionError as error:
@@ -138,11 +126,11 @@ def flatten_with_none(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], opt
 
 
 def flatten_with_accessors(
-    tree: Any, *, none_is_leaf: bool = True
+    tree: Any, is_leaf: IsLeaf = None, *, none_is_leaf: bool = True
 ) -> tuple[list[Any], list[Any], optree.PyTreeSpec]:
     """Return the path to each leaf, the leaves, including each None, and the structure."""
     try:
-        return optree.tree_flatten_with_accessor(tree, none_is_leaf=none_is_leaf)
+        return optree.tree_flatten_with_accessor(tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
     except RecursionError as error:
         raise endless() from error
 
@@ -157,43 +145,54 @@ def children_of(node: Any) -> list[tuple[Any, Any]] | None:
         children, _, entries, *_ = optree.tree_flatten_one_level(node, none_is_leaf=False)
     except ValueError:  # a leaf
         return None
-    return list(zip(entries, children, strict=True))
+    return [(plain(key), child) for key, child in zip(entries, children, strict=True)]
 
 
-def _asked(is_leaf: Any) -> IsLeaf:
+def level_of(node: Any) -> tuple[list[Any], Any]:
+    """Return the children of a container, and its other data.
+
+    Raises:
+        ValueError: if the node is a leaf.
+    """
+    children, kept, *_ = optree.tree_flatten_one_level(node)
+    return children, kept
+
+
+def entries_of(node: Any) -> list[optree.PyTreeEntry]:
+    """Return how each child of a container is reached."""
+    found: Any = optree.tree_flatten_one_level(node)
+    return [found.path_entry_type(entry, type(node), found.kind) for entry in found.entries]
+
+
+def asked(is_leaf: Any) -> IsLeaf:
     """Return a function that calls another one and checks that it returns True or False."""
     function_of(is_leaf, "tree", "is_leaf")
     return lambda node: flag_of(is_leaf(node), "tree", "what is_leaf returns")
 
 
-def flatten_with_path(
+def flatten_with_plain_path(
     tree: Any, is_leaf: IsLeaf = None
 ) -> tuple[list[tuple[tuple[Any, ...], Any]], optree.PyTreeSpec]:
-    """Return pairs of path and leaf in order, and the structure.
+    """Return pairs of path and leaf in order, and the structure, for what meshard prints.
 
-    A path is the tuple of keys, positions and names that lead to the leaf.
+    A path is the tuple of dict keys, positions and names that lead to the leaf.
 
-    >>> from meshard.tree import flatten_with_path
-    >>> flatten_with_path({"x": [3, 4]})[0]
+    >>> flatten_with_plain_path({"x": [3, 4]})[0]
     [(('x', 0), 3), (('x', 1), 4)]
     """
     if is_leaf is not None:
-        is_leaf = _asked(is_leaf)
+        is_leaf = asked(is_leaf)
     try:
         paths, found, treedef = optree.tree_flatten_with_path(tree, is_leaf=is_leaf)
     except RecursionError as error:
         raise endless() from error
-    return list(zip(paths, found, strict=True)), treedef
+    plain_paths = [tuple([plain(key) for key in path]) for path in paths]
+    return list(zip(plain_paths, found, strict=True)), treedef
 
 
-def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[tuple[Any, ...], Any]]:
-    """Return pairs of path and leaf in order.
-
-    >>> from meshard import tree
-    >>> tree.leaves_with_path({"x": [3, 4]})
-    [(('x', 0), 3), (('x', 1), 4)]
-    """
-    return flatten_with_path(tree, is_leaf)[0]
+def leaves_with_plain_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return pairs of path and leaf in order, for what meshard prints."""
+    return flatten_with_plain_path(tree, is_leaf)[0]
 
 
 def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
@@ -207,8 +206,8 @@ def broadcast(prefix_tree: Any, full_tree: Any, is_leaf: IsLeaf = None) -> Any:
     {'x': [1, 1], 'y': 2}
     """
     if is_leaf is not None:
-        is_leaf = _asked(is_leaf)
-    with _refusing("the one must be a prefix of the other"):
+        is_leaf = asked(is_leaf)
+    with refusing("the one must be a prefix of the other"):
         return optree.tree_broadcast_prefix(prefix_tree, full_tree, is_leaf=is_leaf)
 
 
@@ -238,9 +237,9 @@ def unflatten(treedef: optree.PyTreeSpec, leaves: Any) -> Any:
     >>> tree.unflatten(tree.structure({"x": 0, "y": (0, 0)}), [1, 2, 3])
     {'x': 1, 'y': (2, 3)}
     """
-    _structure(treedef, "tree.unflatten", "treedef")
+    structure_of(treedef, "tree.unflatten", "treedef")
     given = list(leaves) if type(leaves) in (list, tuple, builtins.map) else _listed(leaves)
-    with _refusing(f"{len(given)} leaves are given for a structure of {treedef.num_leaves}"):
+    with refusing(f"{len(given)} leaves are given for a structure of {treedef.num_leaves}"):
         return optree.tree_unflatten(treedef, given)
 
 
@@ -250,7 +249,8 @@ def _listed(leaves: Any) -> list[Any]:
     return list(items_of(leaves, "tree.unflatten", "leaves", "leaves"))
 
 
-def _structure(given: Any, what: str, name: str) -> None:
+def structure_of(given: Any, what: str, name: str) -> None:
+    """Refuse what is not a structure."""
     advice = "meshard.tree.structure(tree) returns it."
     instance_of(given, optree.PyTreeSpec, what, name, advice=advice)
 
@@ -277,13 +277,49 @@ def reduce(
     >>> reduce(lambda a, b: a + b, {"x": 1, "y": [2, 3]}, 10)
     16
     """
-    function_of(function, "tree.reduce", "function", _ORDER)
+    function_of(function, "tree.reduce", "function", ORDER)
     found = leaves(tree, is_leaf)
     if initializer is not _NOTHING:
         return functools.reduce(function, found, initializer)
     if not found:
         raise TreeError("tree.reduce: the tree has no leaves; give an initializer to begin with.")
     return functools.reduce(function, found)
+
+
+def reduce_associative(
+    operation: Callable[..., Any],
+    tree: Any,
+    *,
+    identity: Any = _NOTHING,
+    is_leaf: IsLeaf = None,
+) -> Any:
+    """Return the leaves joined by an associative operation, in a balanced tree.
+
+    Sums of floats lose less by rounding than those of `reduce`, which goes from left to right.
+
+    Args:
+        operation: a function of two leaves; the grouping of the leaves must not matter.
+        tree: the tree.
+        identity: what a tree without leaves gives.
+        is_leaf: called with each node; where it returns True, that is a leaf.
+
+    Raises:
+        TreeError: if there are no leaves and no ``identity``.
+
+    >>> from meshard.tree import reduce_associative
+    >>> reduce_associative(lambda a, b: f"({a}{b})", {"x": "a", "y": ["b", "c", "d"]})
+    '((ab)(cd))'
+    """
+    function_of(operation, "tree.reduce_associative", "operation", ORDER)
+    found = leaves(tree, is_leaf)
+    if not found:
+        if identity is _NOTHING:
+            raise TreeError("tree.reduce_associative: the tree has no leaves; give an identity.")
+        return identity
+    while len(found) > 1:
+        pairs = [operation(*found[i : i + 2]) for i in range(0, len(found) - 1, 2)]
+        found = pairs + found[len(found) - len(found) % 2 :]
+    return found[0]
 
 
 def all(tree: Any, *, is_leaf: IsLeaf = None) -> bool:
@@ -325,11 +361,11 @@ def transpose(outer: optree.PyTreeSpec, inner: optree.PyTreeSpec | None, tree: A
     >>> transpose(structure([0, 0]), structure({"x": 0}), [{"x": 1}, {"x": 2}])
     {'x': [1, 2]}
     """
-    _structure(outer, "tree.transpose", "outer")
+    structure_of(outer, "tree.transpose", "outer")
     if inner is not None:
-        _structure(inner, "tree.transpose", "inner")
+        structure_of(inner, "tree.transpose", "inner")
     if inner is None:
-        found = _up_to(outer, tree)
+        found = up_to(outer, tree)
         inner = structure(found[0] if found else ())
-    with _refusing("the tree must have the outer structure, and within it the inner one"):
+    with refusing("the tree must have the outer structure, and within it the inner one"):
         return optree.tree_transpose(outer, inner, tree)

@@ -1,0 +1,1 @@
+"""Sparse matrices whose rows are split over devices, and their products."""

@@ -1,0 +1,9 @@
+"""Functions with the names of SciPy and of ``jax.scipy``, on arrays spread over devices."""
+
+import typing as _typing
+
+from meshard.algebra.attributes import door as _door
+from meshard.scipy import sparse as sparse
+
+if not _typing.TYPE_CHECKING:  # editors see only listed names
+    __all__, __dir__, __getattr__ = _door(__name__)

@@ -1,0 +1,1 @@
+"""Python functions that programs call while they run."""

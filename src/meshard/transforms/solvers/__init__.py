@@ -1,0 +1,1 @@
+"""Linear systems solved by repeated products: the methods of Krylov spaces."""

@@ -1,0 +1,198 @@
+"""Jobs without MPI: processes that meet at an address, and what is said if they do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+import meshard
+from meshard.errors import ConfigError
+from meshard.mpi.outside.coordinator import address_of
+
+START = """
+import os, sys, time
+import numpy as np
+import meshard, meshard.numpy as mnp
+from meshard import NamedSharding, P, lax
+meshard.config.update("num_devices", 2)
+"""
+MEET = (
+    START
+    + """
+meshard.distributed.initialize(f"localhost:{sys.argv[1]}", int(sys.argv[2]), int(sys.argv[3]))
+me, mesh = meshard.process_index(), meshard.make_mesh((meshard.device_count(),), ("i",))
+"""
+)
+MOVES = """
+value = np.random.default_rng(0).normal(size=(300, 70))
+x = meshard.device_put(value, NamedSharding(mesh, P("i"), uneven="balanced"))
+for spec in (P(None, "i"), P(), P("i")):
+    x = meshard.device_put(x, NamedSharding(mesh, spec, uneven="balanced"))
+    for shard in x.addressable_shards:
+        assert np.array_equal(np.asarray(shard.data), value[shard.index]), spec
+specs = {"in_specs": P("i"), "out_specs": P(), "uneven": True}
+total = meshard.shard_map(lambda t: lax.psum(t.sum(), "i"), mesh=mesh, **specs)(x)
+assert abs(float(total) - value.sum()) < 1e-9
+assert float(meshard.jit(lambda x: (x @ x.T).sum())(x)) - float((value @ value.T).sum()) < 1e-6
+print("right", me, meshard.process_count(), meshard.process_indices())
+meshard.distributed.shutdown()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def started(
+    program: str, port: int, numbers: list[tuple[int, int]], **settings: str
+) -> list[subprocess.Popen[str]]:
+    """Start processes, each with how many it thinks there are, and its number."""
+    env = {n: v for n, v in os.environ.items() if not n.startswith(("OMPI_", "PMIX_", "PMI_"))}
+    env |= {"MESHARD_TIMEOUT": "20", **settings}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(port), str(count), str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for count, index in numbers
+    ]
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Return the exit code, the output and the errors of each process."""
+    found = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=90)
+        finally:
+            process.kill()
+        found.append((process.returncode, out, err))
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("memory", [True, False], ids=["memory", "messages"])
+def test_processes_meet_and_move_arrays(memory: bool) -> None:
+    numbers = [(4, i) for i in (2, 0, 3, 1)]
+    table = json.dumps({"memory": memory})
+    for (code, out, err), (_, index) in zip(
+        ended(started(MEET + MOVES, free_port(), numbers, MESHARD_TABLE=table)),
+        numbers,
+        strict=True,
+    ):
+        assert code == 0, err
+        assert out == f"right {index} 4 [0, 1, 2, 3]\n"
+
+
+@pytest.mark.timeout(120)
+def test_a_death_is_told_by_the_others() -> None:
+    wait = """
+print("ready", os.getpid(), flush=True)
+x = mnp.ones(60, device=NamedSharding(mesh, P("i"), uneven="balanced"))
+while True:
+    x.sum().block_until_ready()
+    time.sleep(0.01)
+"""
+    processes = started(MEET + wait, free_port(), [(3, i) for i in range(3)])
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+    time.sleep(0.3)
+    processes[1].send_signal(signal.SIGKILL)
+    for index, (code, _, err) in enumerate(ended(processes)):
+        if index != 1:
+            assert code != 0
+            assert "Process 1 has died" in err or "process 1 has died" in err.lower(), err
+
+
+CASES: dict[str, tuple[list[tuple[int, int]], Callable[[list[str]], bool]]] = {
+    "another count": (
+        [(2, 0), (3, 1)],
+        lambda errors: all(
+            "process 1 says num_processes=3, but process 0 says 2" in e for e in errors
+        ),
+    ),
+    "twice": (
+        [(3, 0), (3, 1), (3, 1)],
+        lambda errors: "two processes say process_id=1" in errors[0],
+    ),
+    "missing": (
+        [(3, 0), (3, 1)],
+        lambda errors: all("processes [2] of 3 have not come to" in e for e in errors),
+    ),
+    "first missing": (
+        [(2, 1)],
+        lambda errors: "process 1 has not reached process 0 at" in errors[0],
+    ),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", CASES)
+def test_who_does_not_come_is_told(case: str) -> None:
+    numbers, is_told = CASES[case]
+    program = START + (
+        "meshard.distributed.initialize(f'localhost:{sys.argv[1]}', int(sys.argv[2]), "
+        "int(sys.argv[3]), initialization_timeout=3)"
+    )
+    found = ended(started(program, free_port(), numbers))
+    assert all(code != 0 for code, *_ in found)
+    assert is_told([err for *_, err in found]), found
+
+
+@pytest.mark.timeout(60)
+def test_a_program_that_has_begun_alone_cannot_join() -> None:
+    late = (
+        START + "meshard.devices()\nfrom meshard.mpi.launch import join\njoin(0, 2, lambda x: [x])"
+    )
+    ((code, _, err),) = ended(started(late, free_port(), [(2, 0)]))
+    assert code != 0
+    assert "cannot join others now: it has used meshard already" in err
+
+
+@pytest.mark.timeout(60)
+def test_arguments_that_are_missing_or_odd_are_refused() -> None:
+    lines = [
+        ("'localhost:1'", "num_processes is not"),
+        ("'localhost:1', 2", "process_id is not"),
+        ("'localhost:1', 2, 2", "process_id=2, but there are 2 processes"),
+        ("'localhost', 2, 0", "is not a host and a port"),
+        ("'localhost:1', 0, 0", "num_processes must be an integer"),
+        ("3, 2, 0", "coordinator_address must be a string"),
+    ]
+    calls = "\n".join(
+        f"try: meshard.distributed.initialize({given})\nexcept meshard.errors.ConfigError as e: "
+        "print(str(e).splitlines()[0])"
+        for given, _ in lines
+    )
+    ((code, out, err),) = ended(started(START + calls, free_port(), [(1, 0)]))
+    assert code == 0, err
+    for said, (_, expected) in zip(out.splitlines(), lines, strict=True):
+        assert expected in said
+
+
+def test_one_process_is_a_job_of_its_own() -> None:
+    meshard.distributed.initialize(num_processes=1, process_id=0)
+    with pytest.raises(ConfigError, match="num_processes=2, but it is 1"):
+        meshard.distributed.initialize("localhost:1", 2, 0)
+
+
+@pytest.mark.parametrize("given", ["host", ":12", "host:", "host:x", "host:70000"])
+def test_addresses_are_a_host_and_a_port(given: str) -> None:
+    with pytest.raises(ConfigError, match="is not a host and a port"):
+        address_of(given)
+    assert address_of("[::1]:80") == ("::1", 80)
