@@ -18,7 +18,7 @@ from meshard.ops.lax.kinds import FftType, RandomAlgorithm
 from meshard.ops.lax.table import named
 from meshard.ops.random.keys import fold_in, key_data, split, wrap_key_data
 from meshard.ops.random.uniform import bits
-from meshard.ops.reductions.sort import top_k
+from meshard.ops.reductions.partition import top_k
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
