@@ -111,9 +111,9 @@ def _more() -> Iterator[Callable[[], Any]]:
     rows = {"terms": ("n s0", "k0", "n t0"), "dtype": None}
     yield lambda: bind("convolve_back", x, v[:2], steps=((1,), (1,)), sizes=(5,), **rows)
     yield lambda: bind("convolve_back", x, v[:2], steps=((2,), (1,)), sizes=(8,), **rows)
-    yield lambda: bind("ragged_outer", x, x, mnp.asarray([1, 3]), dtype=None)
-    yield lambda: bind("runs", x, dims=((0, 5, ((0, 3, 1),)),))
-    yield lambda: bind("tile_runs", x, dims=((0, 6, ((0, 3, 0), (3, 3, 1))),))
+    yield lambda: bind("ragged_outer", x, x, mnp.asarray([1, 2]), dtype=None)
+    yield lambda: bind("runs", x, dims=((0, 5, ((0, 2, 1),)),))
+    yield lambda: bind("tile_runs", x, dims=((0, 5, ((0, 2, 0), (3, 2, 1))),))
     yield lambda: bind("runs_like", x, x, dims=((0, ((1, 2, 0),)),))
     yield lambda: [mnp.fft.rfft(x, 5), mnp.fft.irfft(x, 5), mnp.fft.fft(x, 3, norm="ortho")]
     yield lambda: [mnp.fft.ifft(x, 6), mnp.fft.irfft(x), mnp.fft.hfft(x), mnp.fft.rfft2(x)]
