@@ -16,8 +16,8 @@ from meshard.ops.lax.reduce import on_leaves, to_reduce
 from meshard.ops.lax.table import named
 from meshard.ops.windows.convolve import reached
 from meshard.ops.windows.reduce import Window, folded, least_of, reduced
-from meshard.runtime import trees
 from meshard.runtime.moving.place import as_array
+from meshard.runtime.trees import trees
 
 _KNOWN = (
     ("add", table.add, elementwise.add),
