@@ -252,6 +252,76 @@ OVERRIDES: dict[str, Given] = {
     "numpy.multi_dot": {"arrays": lambda: [square(), square(), square()]},
     "lax.broadcast_in_dim": {"shape": lambda: (2, 4, 4), "broadcast_dimensions": lambda: (1, 2)},
     "lax.cond": {"pred": lambda: True, "operands": square},
+    "lax.broadcast_like": {"arr": line, "like_arr": line},
+    "lax.broadcast_to_rank": {"rank": lambda: 2},
+    **{
+        f"lax.{name}": {
+            "lhs": lambda: mnp.ones((1, 2, 5)),
+            "rhs": lambda: mnp.ones((4, 2, 3)),
+            "window_strides": lambda: (1,),
+            "padding": lambda: [(1, 1)],
+            "lhs_dilation": lambda: (1,),
+            "rhs_dilation": lambda: (1,),
+            "filter_shape": lambda: (3,),
+        }
+        for name in (
+            *("conv", "conv_general_dilated", "conv_with_general_padding"),
+            "conv_general_dilated_patches",
+        )
+    },
+    "lax.conv_transpose": {
+        "lhs": lambda: mnp.ones((1, 5, 2)),
+        "rhs": lambda: mnp.ones((3, 2, 4)),
+        "strides": lambda: (1,),
+        "padding": lambda: "SAME",
+    },
+    "lax.conv_dimension_numbers": {
+        "lhs_shape": lambda: (1, 2, 5),
+        "rhs_shape": lambda: (4, 2, 3),
+        "dimension_numbers": lambda: ("NCH", "OIH", "NCH"),
+    },
+    "lax.padtype_to_pads": {
+        "in_shape": lambda: (5,),
+        "window_shape": lambda: (3,),
+        "window_strides": lambda: (1,),
+        "padding": lambda: "SAME",
+    },
+    "lax.empty": {"shape": lambda: (2,), "dtype": lambda: "float32"},
+    "lax.fft": {"fft_type": lambda: "FFT", "fft_lengths": lambda: (4,)},
+    "lax.gather": {
+        "start_indices": lambda: mnp.asarray([[1]]),
+        "dimension_numbers": lambda: lax.GatherDimensionNumbers((1,), (0,), (0,)),
+        "slice_sizes": lambda: (1, 4),
+    },
+    "lax.platform_dependent": {"default": lambda: lambda *args: args},
+    "lax.ragged_dot": {
+        "lhs": square,
+        "rhs": lambda: mnp.ones((2, 4, 3)),
+        "group_sizes": lambda: mnp.asarray([1, 2]),
+    },
+    "lax.reduce_window": {
+        "init_value": lambda: 0.0,
+        "computation": lambda: lax.add,
+        "window_dimensions": lambda: (2, 1),
+    },
+    "lax.rng_bit_generator": {
+        "key": lambda: mnp.arange(4, dtype="uint32"),
+        "shape": lambda: (3,),
+        "dtype": lambda: "uint32",
+    },
+    **{
+        f"lax.{name}": {
+            "scatter_indices": lambda: mnp.asarray([[1]]),
+            "updates": lambda: mnp.ones((1, 4)),
+            "func": lambda: mnp.sin,
+            "update_shape": lambda: (1, 4),
+            "dimension_numbers": lambda: lax.ScatterDimensionNumbers((1,), (0,), (0,)),
+        }
+        for name in (
+            *("scatter", "scatter_add", "scatter_sub", "scatter_mul", "scatter_min"),
+            *("scatter_max", "scatter_apply"),
+        )
+    },
     "lax.dot_general": {"dimension_numbers": lambda: (((1,), (0,)), ((), ()))},
     "lax.expand_dims": {"dimensions": lambda: (0,)},
     "lax.fori_loop": {"upper": lambda: 2},

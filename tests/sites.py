@@ -105,6 +105,16 @@ def _more() -> Iterator[Callable[[], Any]]:
     yield lambda: [mnp.diagonal(x, 1), mnp.tril(x, -1), mnp.triu(x, 1), mnp.diag(v, -2)]
     yield lambda: [mnp.max(x, (0, 1)), mnp.prod(x, 1, keepdims=True), mnp.sum(x, 0, keepdims=True)]
     yield lambda: [mnp.interp(x, v, v, left=1.0), mnp.interp(x, v, v), lax.top_k(x, 2)]
+    yield lambda: [lax.reduce_window(x, -np.inf, lax.max, (2, 2))]
+    yield lambda: lax.reduce_window(x, 0.0, lax.add, (2, 1), (2, 1))
+    # parts of what is put off until layouts are known
+    rows = {"terms": ("n s0", "k0", "n t0"), "dtype": None}
+    yield lambda: bind("convolve_back", x, v[:2], steps=((1,), (1,)), sizes=(5,), **rows)
+    yield lambda: bind("convolve_back", x, v[:2], steps=((2,), (1,)), sizes=(8,), **rows)
+    yield lambda: bind("ragged_outer", x, x, mnp.asarray([1, 2]), dtype=None)
+    yield lambda: bind("runs", x, dims=((0, 5, ((0, 2, 1),)),))
+    yield lambda: bind("tile_runs", x, dims=((0, 5, ((0, 2, 0), (3, 2, 1))),))
+    yield lambda: bind("runs_like", x, x, dims=((0, ((1, 2, 0),)),))
     yield lambda: [mnp.fft.rfft(x, 5), mnp.fft.irfft(x, 5), mnp.fft.fft(x, 3, norm="ortho")]
     yield lambda: [mnp.fft.ifft(x, 6), mnp.fft.irfft(x), mnp.fft.hfft(x), mnp.fft.rfft2(x)]
     yield lambda: [mnp.sort(x, descending=True), mnp.partition(x, 1), mnp.concatenate([x, x[:1]])]

@@ -29,6 +29,16 @@ from meshard.ops.array.dynamic import (
     dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
 )
 from meshard.ops.array.shape import broadcast_shapes as broadcast_shapes
+from meshard.ops.lax.convolution import (
+    ConvDimensionNumbers as ConvDimensionNumbers,
+    conv as conv,
+    conv_dimension_numbers as conv_dimension_numbers,
+    conv_general_dilated as conv_general_dilated,
+    conv_general_dilated_patches as conv_general_dilated_patches,
+    conv_transpose as conv_transpose,
+    conv_with_general_padding as conv_with_general_padding,
+    padtype_to_pads as padtype_to_pads,
+)
 from meshard.ops.lax.elementwise import (
     RoundingMethod as RoundingMethod,
     bitcast_convert_type as bitcast_convert_type,
@@ -41,6 +51,37 @@ from meshard.ops.lax.elementwise import (
     select as select,
     select_n as select_n,
 )
+from meshard.ops.lax.few import (
+    approx_max_k as approx_max_k,
+    approx_min_k as approx_min_k,
+    broadcast_like as broadcast_like,
+    broadcast_to_rank as broadcast_to_rank,
+    empty as empty,
+    fft as fft,
+    platform_dependent as platform_dependent,
+    rng_bit_generator as rng_bit_generator,
+)
+from meshard.ops.lax.kinds import (
+    DotAlgorithm as DotAlgorithm,
+    DotAlgorithmPreset as DotAlgorithmPreset,
+    FftType as FftType,
+    Precision as Precision,
+    RandomAlgorithm as RandomAlgorithm,
+)
+from meshard.ops.lax.lookups import (
+    GatherDimensionNumbers as GatherDimensionNumbers,
+    GatherScatterMode as GatherScatterMode,
+    ScatterDimensionNumbers as ScatterDimensionNumbers,
+    gather as gather,
+    scatter as scatter,
+    scatter_add as scatter_add,
+    scatter_apply as scatter_apply,
+    scatter_max as scatter_max,
+    scatter_min as scatter_min,
+    scatter_mul as scatter_mul,
+    scatter_sub as scatter_sub,
+)
+from meshard.ops.lax.ragged import ragged_dot as ragged_dot
 from meshard.ops.lax.reduce import (
     argmax as argmax,
     argmin as argmin,
@@ -165,6 +206,7 @@ from meshard.ops.lax.table import (
     tan as tan,
     tanh as tanh,
 )
+from meshard.ops.lax.windows import reduce_window as reduce_window
 from meshard.transforms.collectives.halo import halo as halo, halo_add as halo_add
 from meshard.transforms.collectives.named_axes import (
     all_gather as all_gather,

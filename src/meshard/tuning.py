@@ -71,6 +71,11 @@ SMALL_PRODUCT = 1 << 19
 A small result of long matrices is summed up from products of that size: copying them would take as
 long as the rest. OpenBLAS's limit is a million. Rows ``kmeans`` and ``jit-kmeans``.
 """
+WINDOWS_BYTES = 1 << 20
+"""Bytes of the windows of a convolution that are copied side by side before they are multiplied.
+
+So many stay in the cache. Row ``conv``.
+"""
 SMALL_RESULTS = 1 << 6, 1 << 9
 """Elements of a result, at least and at most, for which that pays."""
 CACHE_PIECE = 1 << 18

@@ -182,13 +182,15 @@ LARGE_ONLY = {
     *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
     *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
     *("search_pieces", "stop_gradient"),
+    *("convolve", "convolve_back", "reduce_windows", "sum_windows", "window_first"),
+    *("runs", "tile_runs", "runs_like", "ragged_dot", "ragged_outer"),
     # What derivatives of Cholesky factors run: see test_tall.
     *("solve_triangular", "triangular_stretch", "triangular_rest"),
     *("sparse_times", "sparse_times_transposed", "sparse_sampled"),
 }
 """Rows of large blocks, and of gradients, which these programs lack (see test_elementwise.py), of
-two operands that are split alike, which they seldom have (see test_rows.py), and of sparse matrices
-(see test_sparse.py).
+two operands that are split alike, which they seldom have (see test_rows.py), of sparse matrices
+(see test_sparse.py), and of what NumPy does not have (see test_lax_windows.py).
 """
 
 

@@ -40,6 +40,7 @@ MADE_OF_NUMBERS = (
     "numpy.zeros "
     "fft.fftfreq fft.rfftfreq lax.broadcasted_iota lax.iota random.PRNGKey random.key "
     "random.key_dtype numpy.from_dlpack numpy.broadcast_shapes lax.broadcast_shapes "
+    "lax.conv_dimension_numbers lax.padtype_to_pads lax.empty "
     "numpy.full lax.full numpy.isdtype numpy.promote_types numpy.vectorize numpy.kaiser "
     "numpy.bartlett numpy.blackman numpy.hamming numpy.hanning numpy.diag_indices_from "
     "numpy.tril_indices_from numpy.triu_indices_from numpy.writeable"
@@ -142,6 +143,40 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "lax.broadcast_in_dim": lambda v, **_: lax.broadcast_in_dim(v, (2, 5), (1,)),
     "lax.cond": lambda m, **_: lax.cond(m[0, 0] > 0, lambda x: x, lambda x: -x, m),
     "lax.switch": lambda n, m, **_: lax.switch(n, [lambda x: x, lambda x: -x], m),
+    "lax.approx_max_k": lambda m, **_: lax.approx_max_k(m, 2),
+    "lax.approx_min_k": lambda m, **_: lax.approx_min_k(m, 2),
+    "lax.broadcast_to_rank": lambda m, **_: lax.broadcast_to_rank(m, 3),
+    "lax.conv": lambda m, **_: lax.conv(m[None], m[:, :, None], (1,), "SAME"),
+    "lax.conv_general_dilated": lambda m, **_: lax.conv_general_dilated(
+        m[None], m[:, :, None], (1,), "VALID"
+    ),
+    "lax.conv_general_dilated_patches": lambda m, **_: lax.conv_general_dilated_patches(
+        m[None], (2,), (1,), "SAME"
+    ),
+    "lax.conv_transpose": lambda m, **_: lax.conv_transpose(m[None], m[None], (2,), "SAME"),
+    "lax.conv_with_general_padding": lambda m, **_: lax.conv_with_general_padding(
+        m[None], m[:, :, None], (1,), [(1, 1)], None, None
+    ),
+    "lax.fft": lambda c, **_: lax.fft(c, "FFT", (4,)),
+    "lax.gather": lambda m, i, **_: lax.gather(
+        m, i[:, None], lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, 4)
+    ),
+    "lax.platform_dependent": lambda m, **_: lax.platform_dependent(m, cpu=lambda x: -x),
+    "lax.ragged_dot": lambda m, **_: lax.ragged_dot(m, m[None], np.array([3])),
+    "lax.reduce_window": lambda m, **_: lax.reduce_window(m, 0.0, lax.add, (2, 1)),
+    "lax.rng_bit_generator": lambda w, **_: lax.rng_bit_generator(w[0].astype("uint32"), (3,)),
+    "lax.scatter_apply": lambda m, i, **_: lax.scatter_apply(
+        m, i[:, None], mnp.sin, lax.ScatterDimensionNumbers((1,), (0,), (0,)), update_shape=(5, 4)
+    ),
+    **{
+        f"lax.{name}": lambda m, i, name=name, **_: getattr(lax, name)(
+            m, i[:4, None], m, lax.ScatterDimensionNumbers((1,), (0,), (0,))
+        )
+        for name in (
+            *("scatter", "scatter_add", "scatter_sub"),
+            *("scatter_mul", "scatter_min", "scatter_max"),
+        )
+    },
     "lax.dot_general": lambda m, **_: lax.dot_general(m, m, (((1,), (0,)), ((), ()))),
     "lax.dynamic_slice": lambda m, n, **_: lax.dynamic_slice(m, (n, 0), (1, 2)),
     "lax.dynamic_update_slice": lambda m, n, **_: lax.dynamic_update_slice(m, m[:1], (n, 0)),

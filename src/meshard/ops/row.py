@@ -151,6 +151,7 @@ class MoveOp:
             where the maps say it all.
         flat: whether the result is the operand's elements in C order, one map for all of them, cut
             where the parameter ``cuts`` says and split over all axes that split the operand.
+        even: whether split dims of which elements move are cut evenly, not where the operand is.
     """
 
     name: str
@@ -159,6 +160,7 @@ class MoveOp:
     follow: bool = False
     onto: Callable[[Sequence[tuple[int, ...]], Params], Sequence[Onto]] | None = None
     flat: bool = False
+    even: bool = False
 
 
 REGISTRY: dict[str, Op | MoveOp] = {}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import meshard.ops.fft
 import meshard.ops.lax.elementwise
+import meshard.ops.lax.ragged
 import meshard.ops.lax.special
-import meshard.ops.sparse.rows  # noqa: F401
+import meshard.ops.sparse.rows
+import meshard.ops.windows.rows  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LATE_LINALG, LINALG
@@ -17,6 +19,7 @@ from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
 from meshard.ops.derivatives.sparse import SPARSE
 from meshard.ops.derivatives.sums import LATE_SUMS, SUMS
+from meshard.ops.derivatives.windows import WINDOWS, WINDOWS_LATE
 
 _FLAT = """
     equal not_equal less less_equal greater greater_equal isclose isnan isinf isfinite signbit
@@ -26,7 +29,7 @@ _FLAT = """
     population_count bitwise_count leading_zeros bitcast spacing
     any all argmax argmin reduce_and reduce_or reduce_xor
     argsort argpartition searchsorted search_pieces positions positions_within first_true
-    stop_gradient histogram bincount isin sort_counts true_counts
+    stop_gradient histogram bincount isin sort_counts true_counts window_first
 """
 """Rows whose results are bools, integers, positions or steps."""
 _INSIDE = """
@@ -46,9 +49,10 @@ DERIVATIVES: dict[str, Derivative] = {
     **LINALG,
     **RANDOM,
     **SPARSE,
+    **WINDOWS,
 }
 """The derivative of each row."""
-LATE: dict[str, Derivative] = {**LATE_SUMS, **LATE_LINALG}
+LATE: dict[str, Derivative] = {**LATE_SUMS, **LATE_LINALG, **WINDOWS_LATE}
 """The derivative of what is put off until layouts or values are known, by name."""
 
 __all__ = ["DERIVATIVES", "LATE"]

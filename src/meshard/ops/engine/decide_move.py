@@ -71,7 +71,7 @@ def _placement(
             axes = tuple(a for s in own for a in s.axes if s.shards > 1)
             return (Split(axes, params["cuts"]),)
         if own is not None and onto[number] is None:
-            alone = len(types) == 1
+            alone = len(types) == 1 and not op.even
             return tuple(
                 Split((), (0, m.size)) if d in whole else _moved_split(s, m, alone)
                 for d, (s, m) in enumerate(zip(own, maps[number], strict=True))

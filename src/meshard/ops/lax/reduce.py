@@ -122,7 +122,7 @@ def reduce(
         TreeError: if the trees differ.
         ShapeError: if the arrays have different shapes.
     """
-    arrays, begin, structure = _to_reduce(operands, init_values)
+    arrays, begin, structure = to_reduce(operands, init_values, "reduce")
     shape = arrays[0].shape
     dims = normalised_axes(dimensions, len(shape), "reduce")
     known = next((f for f, *of in _REDUCTIONS if any(g is computation for g in of)), None)
@@ -133,23 +133,23 @@ def reduce(
     lines = [reshape(moveaxis(x, dims, range(len(dims))), kept) for x in arrays]
     if not count:  # what it begins with, in the shape that is left
         return trees.unflatten(structure, [broadcast_to(v, kept[1:]) for v in begin])
-    combine = _on_leaves("reduce", computation, structure)
+    combine = on_leaves("reduce", computation, structure)
     return trees.unflatten(structure, combine(begin, _in_pairs(combine, lines)))
 
 
-def _to_reduce(operands: Any, init_values: Any) -> tuple[list[Any], list[Any], Any]:
+def to_reduce(operands: Any, init_values: Any, what: str) -> tuple[list[Any], list[Any], Any]:
     """Return the arrays, what each begins with in its dtype, and the tree that they are."""
     leaves, structure = trees.flatten(operands)
     firsts, other = trees.flatten(init_values)
     if structure != other or not leaves:
         raise TreeError(
-            f"reduce: operands are the tree {structure}, init_values {other}; each array has one "
+            f"{what}: operands are the tree {structure}, init_values {other}; each array has one "
             "value to begin with."
         )
     arrays = [as_array(x) for x in leaves]
     shapes = [x.shape for x in arrays]
     if any(shape != shapes[0] for shape in shapes):
-        raise ShapeError(f"reduce: operands have shapes {shapes}; give one.")
+        raise ShapeError(f"{what}: operands have shapes {shapes}; give one.")
     begin = [as_array(v).astype(x.dtype, copy=False) for v, x in zip(firsts, arrays, strict=True)]
     return arrays, begin, structure
 
@@ -165,7 +165,7 @@ def _in_pairs(combine: Callable[..., list[Any]], lines: list[Any]) -> list[Any]:
     return [getitem(x, 0) for x in lines]
 
 
-def _on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Callable[..., list[Any]]:
+def on_leaves(what: str, function: Callable[..., Any], structure: Any) -> Callable[..., list[Any]]:
     """Return a function of two lists of leaves from one of two trees."""
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
@@ -204,7 +204,7 @@ def associative_scan(fn: Callable[..., Any], elems: T, reverse: bool = False, ax
         )
     if reverse:
         arrays = [flip(x, d) for x, d in zip(arrays, dims, strict=True)]
-    found = _prefixes(_on_leaves(what, fn, structure), arrays, dims)
+    found = _prefixes(on_leaves(what, fn, structure), arrays, dims)
     if reverse:
         found = [flip(x, d) for x, d in zip(found, dims, strict=True)]
     return trees.unflatten(structure, found)

@@ -85,6 +85,27 @@ _ARGUMENTS = {
     "x1": "the array.",
     "x2": "an array whose shape broadcasts with that of ``x1``, or a number.",
     "y": "an array whose shape broadcasts with that of ``x``, or a number.",
+    "batch_group_count": "into how many groups examples are divided; each meets its own "
+    "features of ``rhs``.",
+    "feature_group_count": "into how many groups features are divided; each has its own part "
+    "of ``rhs``.",
+    "filter_shape": "the size of a window along each dim in space.",
+    "in_shape": "the sizes of the dims.",
+    "lhs_dilation": "for each dim in space how far its elements are moved apart, 1 by default.",
+    "lhs_shape": "the shape of the first operand.",
+    "padding": "``'SAME'``, ``'SAME_LOWER'``, ``'VALID'``, or for each dim how many elements "
+    "come before and after.",
+    "rhs_dilation": "for each dim in space how far the elements of a window are apart, 1 by "
+    "default.",
+    "rhs_shape": "the shape of the second operand.",
+    "transpose_kernel": "whether the kernel is turned round, and its features change places.",
+    "use_consistent_padding": "whether pairs are those of the convolution that this "
+    "transposes, too.",
+    "window_shape": "the size of a window along each dim.",
+    "window_strides": "for each dim how far it is from one window to the next.",
+    "indices_are_sorted": "accepted as in JAX.",
+    "unique_indices": "whether the caller knows that no element is named twice; accepted as "
+    "in JAX.",
 }
 """What the arguments of ``jax.lax`` are: each name means the same in all functions."""
 

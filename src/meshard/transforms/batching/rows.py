@@ -146,6 +146,17 @@ def _contract(
     return bind(name, *operands, **{**params, "rule": rule})
 
 
+def _convolve(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    x, w, y = params["terms"]
+    names = (f"{_BATCH}{n}" for n in itertools.count())
+    new = next(n for n in names if n not in f"{x} {w} {y}".split())
+    has = (flags[0], flags[1], True) if name == "convolve" else (True, flags[1], flags[0])
+    terms = tuple([f"{new} {t}" if h else t for t, h in zip((x, w, y), has, strict=True)])
+    return bind(name, *operands, **{**params, "terms": terms})
+
+
 def _reshape(
     name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
 ) -> Any:
@@ -318,6 +329,11 @@ ROWS: dict[str, Rule] = {
     **dict.fromkeys(["interp"], _first_only),
     **dict.fromkeys(["argmax", "argmin"], _positions),
     "contract": _contract,
+    **dict.fromkeys(["convolve", "convolve_back"], _convolve),
+    **dict.fromkeys(
+        ["reduce_windows", "sum_windows", "window_first", "runs", "tile_runs", "runs_like"],
+        _shifted("dims"),
+    ),
     "reshape": _reshape,
     "flat": _flat,
     "broadcast_to": _broadcast,

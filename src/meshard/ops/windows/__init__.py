@@ -1,0 +1,1 @@
+"""Windows that slide along dims: convolutions, reductions, tiles with their edges."""
