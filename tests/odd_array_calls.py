@@ -248,6 +248,7 @@ OVERRIDES: dict[str, Given] = {
     "numpy.einsum": {"subscripts": lambda: "ij->i", "operands": square},
     "numpy.fromfunction": {"function": lambda: lambda *at: sum(at)},
     "numpy.indices": {"dimensions": lambda: (2, 3)},
+    "numpy.mask_indices": {"n": lambda: 3, "mask_func": lambda: mnp.triu},
     "numpy.where": {"x": square, "y": square},
     "numpy.multi_dot": {"arrays": lambda: [square(), square(), square()]},
     "lax.broadcast_in_dim": {"shape": lambda: (2, 4, 4), "broadcast_dimensions": lambda: (1, 2)},
