@@ -44,6 +44,7 @@ from meshard.runtime.memory.ownership import handed_over
 from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.file_sources import FileSource, file_source
+from meshard.runtime.moving.readers import reader_of
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks, any_dtype_of
 from meshard.runtime.watching.ledger import wired
@@ -166,6 +167,8 @@ def as_host(x: Any, what: str = "array", dtype: Any = None) -> Block:
 def _as_numpy(x: Any, what: str, dtype: Any) -> Block:
     """Return any array-like as NumPy converts it, or refuse it."""
     try:
+        if hasattr(type(x), "__array__") and (reader := reader_of(type(x))) is not None:
+            x = reader(x, what)
         return np.asarray(x._concrete(what) if isinstance(x, Traced) else x, dtype)
     except MeshardError:
         raise

@@ -1,0 +1,1 @@
+"""PyTorch's tensors: their bits, their layouts, and moving them with `torch.distributed`."""

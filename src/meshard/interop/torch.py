@@ -1,0 +1,14 @@
+"""PyTorch's tensors and DTensors: as arrays over the same memory, and moved between meshes.
+
+Tensors of the host are taken wherever NumPy's arrays are. DTensors become arrays, and arrays
+DTensors, without moving a byte.
+"""
+
+from __future__ import annotations
+
+from meshard.algebra.boundary import bound_all
+from meshard.interop.tensors.convert import from_meshard, to_meshard, to_sharding
+
+__all__ = ["from_meshard", "to_meshard", "to_sharding"]
+
+bound_all(globals()[name] for name in __all__)
