@@ -191,7 +191,7 @@ def _boxes(place: Placed, devices: Devices, what: str) -> Sharding | None:
         boxes = [
             Box(tuple([a for a, _ in part]), tuple([b for _, b in part]))
             for part in product(*place.runs(rank))
-        ]
+        ] or [place.box(rank)]
         own = devices[1](rank)
         if len(boxes) > len(own):
             raise ShardingError(
@@ -272,9 +272,8 @@ def _tensor_of(x: Array, mesh: Any, placements: Any, what: str) -> Any:
 def _dtensor_of(x: Array, mesh: Any, placements: Any, what: str) -> Any:
     world, kind = here(), x._type
     place = placed(kind.shape, mesh, placements, what)
-    first, owned = devices_of(world, place, what)
-    boxes = _boxes(place, (first, owned), what)
-    if boxes is not None:
+    first, _ = devices_of(world, place, what)
+    if any(math.prod(map(len, place.runs(r))) > 1 for r in place.ranks):
         raise ShardingError(
             f"{what}: by {place.text} a local tensor is made of several boxes, which are separate "
             "blocks here. Take placements that give each rank one box, and change them with "
