@@ -1,0 +1,112 @@
+"""What ranks tell each other before anything moves, so that all go on or all raise.
+
+One exchange of small objects: whether a rank has refused, a digest of what it is about to do, and
+where its tensors are. If the digests differ a second one finds the first line that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.errors import AgreementError, TransportError
+from meshard.interop.tensors.loading import distributed
+from meshard.interop.tensors.near import Calling, Whereabouts, calling, is_readable
+from meshard.interop.tensors.wanted import digest, group_ranks
+
+
+@final
+@dataclass(frozen=True)
+class Note:
+    """What one rank tells the others.
+
+    Attributes:
+        refusal: why it does not go on; None if it does.
+        digest: what it is about to do; None if it has no tree, and does not know.
+        tied: for each tensor the first one of the same memory here; -1 if nothing of it is here.
+        places: where its tensors are; None for those that are not here.
+    """
+
+    refusal: str | None
+    digest: bytes | None
+    tied: tuple[int, ...] = ()
+    places: tuple[Whereabouts | None, ...] = ()
+
+
+def gathered(value: Any, group: Any, what: str) -> list[Any]:
+    """Return what every rank of a group gives, in the order of the group.
+
+    Raises:
+        TransportError: if a rank cannot be reached.
+    """
+    found: list[Any] = [None] * len(group_ranks(group))
+    try:
+        distributed.all_gather_object(found, value, group=group)
+    except (RuntimeError, ValueError) as error:
+        told = (str(error).splitlines() or ["no reason was given"])[0]
+        raise TransportError(
+            f"{what}: the ranks of the process group could not agree: {told}. Nothing has moved."
+        ) from error
+    return found
+
+
+def agreed(notes: Sequence[Note], own: BaseException | None, group: Any, what: str) -> None:
+    """Raise on all ranks if one of them has refused.
+
+    Raises:
+        AgreementError: naming the ranks; on these, what they have refused with.
+    """
+    if own is not None:
+        raise own
+    ranks = group_ranks(group)
+    refusing = [(r, n.refusal) for r, n in zip(ranks, notes, strict=True) if n.refusal is not None]
+    if refusing:
+        rank, why = refusing[0]
+        more = f" So did ranks {[r for r, _ in refusing[1:]]}." if refusing[1:] else ""
+        raise AgreementError(f"{what}: rank {rank} refused: {why}{more} Nothing has moved.")
+
+
+def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> None:
+    """Raise on all ranks if they are about to do different things.
+
+    Raises:
+        AgreementError: with the first line that differs.
+    """
+    if len({note.digest for note in notes}) == 1:
+        return
+    every = gathered(tuple(told), group, what)
+    ranks, first = group_ranks(group), every[0]
+    for rank, lines in zip(ranks, every, strict=True):
+        pairs = [(a, b) for a, b in zip(first, lines, strict=False) if a != b]
+        if pairs or len(lines) != len(first):
+            a, b = pairs[0] if pairs else (f"{len(first)} lines", f"{len(lines)} lines")
+            raise AgreementError(
+                f"{what}: the ranks were called with different arguments. Rank {ranks[0]} has "
+                f"[{a}], rank {rank} has [{b}]. Pass the same tree and targets on all ranks of the "
+                "process group. Nothing has moved."
+            )
+
+
+def note_of(told: Sequence[str], tied: Sequence[int], places: Any) -> Note:
+    """Return the note of a rank that goes on."""
+    return Note(None, digest(told), tuple(tied), tuple(places))
+
+
+# which processes can read each other's memory
+
+
+_NEAR: dict[Any, tuple[Calling, ...] | None] = {}
+
+
+def neighbours(group: Any, what: str) -> tuple[Calling, ...] | None:
+    """Return what the ranks of a group need to read each other's memory; None if they cannot.
+
+    All ranks of the group find out together, once; all get the same answer.
+    """
+    key = group_ranks(group), id(distributed.group.WORLD if group is None else group)
+    if key not in _NEAR:
+        every = gathered(calling(), group, what)
+        can = gathered(all(map(is_readable, every)), group, what)
+        _NEAR[key] = tuple(every) if all(can) else None
+    return _NEAR[key]

@@ -1,0 +1,579 @@
+"""Resharding trees of DTensors, between any meshes of a job, and the plans for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from meshard.algebra.arguments import flag_of
+from meshard.errors import ArgumentError, DeletedArrayError, ShardingError
+from meshard.interop.tensors.agreeing import Note, agreed, gathered, neighbours, note_of, same
+from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
+from meshard.interop.tensors.loading import DTensor, distributed, torch
+from meshard.interop.tensors.moving import Mover, Passage, Travel, free
+from meshard.interop.tensors.near import Whereabouts, whereabouts
+from meshard.interop.tensors.placed import Placed, rank_device, segments
+from meshard.interop.tensors.specs import mesh_of
+from meshard.interop.tensors.wanted import (
+    Entry,
+    Goal,
+    Listing,
+    dtype_name,
+    dtype_of,
+    goals,
+    group_ranks,
+    lines,
+    listed,
+)
+from meshard.plan.figures.choice import PlanLeaf
+from meshard.plan.figures.topology import Topology
+from meshard.plan.figures.window import check_window, checked_window
+from meshard.plan.hops.route import Route
+from meshard.plan.plan import Plan
+from meshard.plan.planner import PlanCache, PlanOptions, make_plan
+from meshard.plan.show.progress import Progress, checked_progress, telling
+
+_PLANS = PlanCache()
+
+
+def reshard(
+    tree: Any,
+    target: Any,
+    *,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    progress: Progress = None,
+    dtype: Any = None,
+    reduce: bool = False,
+    group: Any = None,
+    near: bool | None = None,
+) -> Any:
+    """Move a tree of DTensors to other meshes and placements, all of them together.
+
+    Any layout can become any other: uneven ones, strided ones, on the same ranks, on others, or on
+    some of both. meshard plans, `torch.distributed` moves, and no processes of meshard's are
+    needed. All ranks of the process group call it together, those of neither mesh too. The bits are
+    kept, and elements that a rank holds already are not moved.
+
+    Args:
+        tree: a tree of tensors, such as ``module.state_dict()``. A tensor that is not a DTensor
+            must be the same on all ranks. Other leaves stay as they are. A rank that holds nothing
+            may pass None for the whole tree.
+        target: a pair ``(device_mesh, placements)``, a DTensor that is laid out so, a tree of these
+            that is a prefix of ``tree``, or a function of a tensor's name and shape that returns
+            one. None, in such a tree or from a function, leaves a tensor as it is.
+        max_bytes: the most bytes of buffers, half for what leaves a rank and half for what enters
+            it; None for messages of at most 8 MiB to and from each other rank.
+        donate: give up the memory of the source tensors, each as soon as it has arrived everywhere.
+            Memory that holds more than tensors of ``tree`` stays. A tensor that is there already
+            becomes the result.
+        progress: called with the bytes that this rank has and those that it is to get; True shows a
+            bar on rank 0, False none, and None one on a terminal if it takes longer than a second.
+        dtype: what floats are cast to, or integers if it is an integer dtype; on the side where
+            elements are smaller.
+        reduce: take the sum of DTensors that are ``Partial`` first, which PyTorch does; otherwise
+            they are refused.
+        group: the process group that has all ranks of all meshes; None for the whole job's.
+        near: whether the ranks of one host read each other's memory, where the kernel allows it,
+            instead of sending. None: if all ranks are on one host and all tensors in its memory.
+
+    Returns:
+        The tree of DTensors, without gradients, in new memory. A rank outside of a mesh gets a
+        DTensor with an empty local tensor. Tied tensors are moved once and stay tied.
+
+    Raises:
+        ArgumentError: if a tensor, a target or ``max_bytes`` is not what is said here, or a mesh
+            has ranks that the group does not have.
+        ShapeError: if a local tensor does not have the shape that its placements say.
+        ShardingError: if a DTensor is ``Partial``.
+        DeletedArrayError: if a tensor's memory was given up.
+        TreeError: if the tree of targets is not a prefix of ``tree``.
+        AgreementError: on all other ranks if one of them refuses, and on all if their arguments
+            differ; it names the ranks.
+        AllocationError: on all ranks, if one has no memory for a result.
+        ProcessLostError: if a rank fails on the way; it names the rank.
+
+    A refusal comes before anything has moved. After any failure tensors that were not donated are
+    as they were.
+
+    >>> reshard({"w": torch.ones(2)}, None)
+    Traceback (most recent call last):
+        ...
+    meshard.errors.ArgumentError: reshard: target is None. Give a pair (device_mesh, placements)...
+    """
+    what = "reshard"
+    options = _Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
+    return _Job(tree, target, options).run()
+
+
+def redistribute(
+    x: Any,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    dtype: Any = None,
+    max_bytes: int | None = None,
+    group: Any = None,
+) -> Any:
+    """Return a DTensor laid out by placements on a mesh, which may be another one.
+
+    It does what `DTensor.redistribute` does, with the same arguments, and more: the mesh may have
+    other ranks, the elements may be cast on the way, and memory can be limited. It is not followed
+    by autograd. All ranks of the group call it.
+
+    Args:
+        x: the DTensor.
+        device_mesh: the mesh to be on; None for that of ``x``.
+        placements: one for each dim of the mesh; None for replicas.
+        dtype: the dtype to have; None for that of ``x``.
+        max_bytes: see `reshard`.
+        group: see `reshard`.
+
+    Raises:
+        ArgumentError: if an argument is not what is said here.
+        AgreementError, ShardingError, ShapeError, AllocationError, ProcessLostError: see `reshard`.
+
+    >>> redistribute(torch.ones(2))
+    Traceback (most recent call last):
+        ...
+    meshard.errors.ArgumentError: redistribute: expected a DTensor, got a Tensor. ...
+    """
+    what = "redistribute"
+    if not isinstance(x, DTensor):
+        raise ArgumentError(
+            f"{what}: expected a DTensor, got a {type(x).__name__}. DTensor.from_local and "
+            "distribute_tensor make one; meshard.interop.torch.reshard also takes tensors that are "
+            "the same on all ranks."
+        )
+    mesh = x.device_mesh if device_mesh is None else mesh_of(device_mesh, what)
+    if placements is None:
+        placements = [torch.distributed.tensor.Replicate()] * mesh.mesh.ndim
+    options = _Options(max_bytes, False, False, dtype, True, group, None, what)
+    return _Job(x, (mesh, placements), options).run()
+
+
+def plan(
+    tree: Any,
+    target: Any,
+    *,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    topology: Topology | str | None = None,
+    dtype: Any = None,
+    reduce: bool = False,
+    group: Any = None,
+) -> Plan:
+    """Return what `reshard` would do, before anything moves; nothing is communicated.
+
+    Args:
+        tree: see `reshard`; tensors on the meta device will do.
+        target: see `reshard`.
+        max_bytes: see `reshard`.
+        donate: see `reshard`.
+        topology: what links cost, or the name of a preset, as in ``"8-gpu hosts"``. Its devices are
+            the ranks.
+        dtype: see `reshard`.
+        reduce: see `reshard`. What taking the sum moves is not counted.
+        group: see `reshard`.
+
+    Returns:
+        The plan, whose devices are the ranks: it prints bytes beside their lower bounds, steps and
+        memory, and on a topology the time.
+
+    Raises:
+        ArgumentError, ShapeError, ShardingError, TreeError: see `reshard`.
+
+    >>> plan({}, {}).bytes_moved
+    0
+    """
+    what = "plan"
+    options = _Options(max_bytes, donate, False, dtype, reduce, group, None, what)
+    listing, leaves = listed(tree, group, options.reduce, what)
+    found = goals(listing, leaves, target, dtype, what)
+    return _planned(listing.entries, found, options, topology)[0]
+
+
+@final
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `reshard` besides the tree and its target."""
+
+    max_bytes: Any
+    donate: Any
+    progress: Any
+    dtype: Any
+    reduce: Any
+    group: Any
+    near: Any
+    what: str
+
+    def checked(self) -> _Options:
+        """Return them, checked."""
+        what = self.what
+        return _Options(
+            checked_window(self.max_bytes, what),
+            flag_of(self.donate, what, "donate"),
+            checked_progress(self.progress, what),
+            self.dtype,
+            flag_of(self.reduce, what, "reduce"),
+            self.group,
+            None if self.near is None else flag_of(self.near, what, "near"),
+            what,
+        )
+
+
+def _planned(
+    entries: Sequence[Entry],
+    found: Sequence[Goal | None],
+    options: _Options,
+    topology: Topology | str | None = None,
+) -> tuple[Plan, list[tuple[int, Any]]]:
+    """Return the plan, and for each of its leaves which tensor it is, and which box of it."""
+    options = options.checked()
+    leaves, passages = [], []
+    for number, (entry, goal) in enumerate(zip(entries, found, strict=True)):
+        if goal is None:
+            continue
+        before, after = dtype_of(entry.dtype), dtype_of(goal.dtype)
+        wire = after if after.itemsize < before.itemsize else before
+        every = segments(entry.before, goal.after)
+        for segment in every:
+            box = f"[{segment.box}]" if len(every) > 1 else ""
+            leaf = PlanLeaf(
+                entry.name + box,
+                segment.before,
+                segment.after,
+                wire.itemsize,
+                dtype_name(wire),
+                entry.before.text,
+                goal.after.text,
+                path=f"{entry.path}{box}",
+            )
+            leaves.append(leaf)
+            passages.append((number, segment))
+    limits = PlanOptions(max_bytes=options.max_bytes, donate=options.donate, topology=topology)
+    count = len(group_ranks(options.group))
+    for leaf in leaves:
+        if leaf.source != leaf.destination:
+            check_window(limits.max_bytes, count, leaf.itemsize, leaf.name, options.what)
+    return make_plan(leaves, limits, cache=_PLANS), passages
+
+
+@final
+class _Job:
+    """One call of `reshard` on one rank."""
+
+    def __init__(self, tree: Any, target: Any, options: _Options) -> None:
+        self._tree, self._target, self._options = tree, target, options
+        self._what, self._group = options.what, options.group
+        self._listing: Listing | None = None
+        self._leaves: list[Any] = []
+        self._goals: list[Goal | None] = []
+        self._told: list[str] = []
+        self._locals: list[Any] = []
+
+    def run(self) -> Any:
+        """Return the tree, moved."""
+        if not distributed.is_initialized():
+            raise ArgumentError(
+                f"{self._what}: there is no process group. Call "
+                "torch.distributed.init_process_group first, in a program started by torchrun."
+            )
+        near = self._near()
+        own: BaseException | None = None
+        note = Note(None, None)
+        try:
+            if self._tree is not None:
+                self._listing, self._leaves = listed(
+                    self._tree, self._group, self._options.reduce, self._what
+                )
+                note = self._prepare()
+        except Exception as error:  # told to the others, and raised when they know
+            own, note = error, Note(f"{type(error).__name__}: {error}", b"")
+        notes = gathered(note, self._group, self._what)
+        agreed(notes, own, self._group, self._what)
+        if any(n.digest is None for n in notes):
+            notes = self._informed(notes)
+        same(notes, self._told, self._group, self._what)
+        return self._moved(notes, near)
+
+    def _near(self) -> Any:
+        """Return how ranks can read each other's memory; None if they are to send."""
+        if self._options.near is False:
+            return None
+        return neighbours(self._group, self._what)
+
+    def _prepare(self) -> Note:
+        """Check everything that this rank knows, and return what it tells the others."""
+        options, listing = self._options.checked(), self._listing
+        assert listing is not None
+        self._goals = goals(
+            listing, self._leaves, self._target, options.dtype, self._what
+        )
+        ranks = frozenset(group_ranks(self._group))
+        for entry, goal in zip(listing.entries, self._goals, strict=True):
+            if goal is not None:
+                _check_ranks(entry.before, ranks, f"{self._what}: {entry.name}", "its mesh")
+                _check_ranks(goal.after, ranks, f"{self._what}: {entry.name}", "the target's mesh")
+        _planned(listing.entries, self._goals, options)
+        self._locals = [self._local(entry) for entry in listing.entries]
+        fixed = (options.max_bytes, options.donate, options.reduce, options.near)
+        self._told = lines(listing, self._goals, fixed)
+        places = [None if x is None else whereabouts(x) for x in self._locals]
+        return note_of(self._told, _tied(listing, self._locals), places)
+
+    def _local(self, entry: Entry) -> Any:
+        """Return what this rank holds of a tensor; None if it holds nothing."""
+        rank = distributed.get_rank()
+        if rank not in entry.before or not self._leaves:
+            return None
+        x = self._leaves[entry.number]
+        if not isinstance(x, DTensor):
+            local = x.detach()
+        elif entry.partial:
+            with torch.no_grad():
+                return x.to_local().detach()  # its shape is that of the sum
+        else:
+            local = local_tensor(x, entry.before, rank, f"{self._what}: {entry.name}")
+        if local.numel() and not local.untyped_storage().nbytes():
+            raise DeletedArrayError(
+                f"{self._what}: the memory of {entry.name} has been given up, as by donate=True; "
+                "nothing is left to read."
+            )
+        if local.is_conj() or local.is_neg():
+            local = local.resolve_conj().resolve_neg()
+        return local
+
+    def _informed(self, notes: Sequence[Note]) -> list[Note]:
+        """Tell ranks without a tree what the others are about to do."""
+        ranks = group_ranks(self._group)
+        holder = next((r for r, n in zip(ranks, notes, strict=True) if n.digest is not None), None)
+        own: BaseException | None = None
+        given = [self._listing]
+        note = notes[ranks.index(distributed.get_rank())]
+        if holder is not None:
+            distributed.broadcast_object_list(given, src=holder, group=self._group)
+        try:
+            if holder is None:
+                raise ArgumentError(f"{self._what}: every rank has passed None for the tree.")
+            if self._listing is None:
+                self._listing = given[0]
+                assert self._listing is not None
+                self._check_absent(self._listing)
+                note = self._prepare()
+        except Exception as error:  # told to the others, and raised when they know
+            own, note = error, Note(f"{type(error).__name__}: {error}", b"")
+        found = gathered(note, self._group, self._what)
+        agreed(found, own, self._group, self._what)
+        return found
+
+    def _check_absent(self, listing: Listing) -> None:
+        rank = distributed.get_rank()
+        for entry in listing.entries:
+            if entry.distributed and rank in entry.before:
+                raise ArgumentError(
+                    f"{self._what}: rank {rank} has passed None for the tree, but is one of the "
+                    f"mesh of {entry.name}."
+                )
+
+    def _moved(self, notes: Sequence[Note], near: Any) -> Any:
+        listing, options = self._listing, self._options.checked()
+        assert listing is not None
+        self._reduce(listing)
+        tied = _together([n.tied for n in notes if n.tied], len(listing.entries))
+        leaders = [number for number, first in enumerate(tied) if first == number]
+        kept = [
+            goal if number in set(leaders) else None for number, goal in enumerate(self._goals)
+        ]
+        for number, first in enumerate(tied):  # tied tensors that go to different places
+            if first != number and not _alike(self._goals[number], self._goals[first]):
+                tied[number], kept[number] = number, self._goals[number]
+        if options.donate:
+            kept = [
+                None if goal is not None and self._stays(entry, goal) else goal
+                for entry, goal in zip(listing.entries, kept, strict=True)
+            ]
+        plan, which = _planned(listing.entries, kept, options)
+        travels = [
+            None if goal is None else Travel(entry, goal, local)
+            for entry, goal, local in zip(listing.entries, kept, self._locals, strict=True)
+        ]
+        self._run(plan, which, travels, near if self._readable(listing, notes) else None, notes)
+        results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
+        return self._rebuilt(listing, results)
+
+    def _stays(self, entry: Entry, goal: Goal) -> bool:
+        """Whether a tensor is already as it is to be, on all ranks."""
+        same_cuts = entry.before.steps == goal.after.steps
+        same_mesh = (entry.before.ranks, entry.before.sizes) == (goal.after.ranks, goal.after.sizes)
+        return same_cuts and same_mesh and entry.dtype == goal.dtype and entry.distributed
+
+    def _reduce(self, listing: Listing) -> None:
+        """Take the sums that are still to be taken."""
+        for number, entry in enumerate(listing.entries):
+            if entry.partial and self._goals[number] is not None and self._leaves:
+                x = self._leaves[entry.number]
+                if distributed.get_rank() in entry.before:
+                    whole = reduced(x, True, self._what)
+                    rank = distributed.get_rank()
+                    self._locals[number] = local_tensor(whole, entry.before, rank, self._what)
+
+    def _readable(self, listing: Listing, notes: Sequence[Note]) -> bool:
+        """Whether all tensors are where the notes say, in memory that others can read."""
+        if any(entry.partial for entry in listing.entries):
+            return False
+        return all(
+            goal is None or goal.mesh.device_type == "cpu" for goal in self._goals
+        ) and all(_is_on_host(n) for n in notes)
+
+    def _run(
+        self,
+        plan: Plan,
+        which: Sequence[tuple[int, Any]],
+        travels: Sequence[Travel | None],
+        near: Any,
+        notes: Sequence[Note],
+    ) -> None:
+        passages = []
+        for leaf, choice, (number, segment) in zip(
+            plan.leaves, plan.choice_of, which, strict=True
+        ):
+            travel = travels[number]
+            assert travel is not None
+            travel.waiting += 1
+            route = plan.routes[choice]
+            if near is not None:
+                route = Route("direct", (leaf.source, leaf.destination))
+            passages.append(Passage(travel, number, segment, route))
+        mover = Mover(
+            self._group, plan, passages, None if near is None else (near, notes), self._what
+        )
+        donated = _Donated(self._locals, plan.donate)
+        rank = distributed.get_rank()
+        progress = self._options.progress
+        shown = progress if callable(progress) or rank == group_ranks(self._group)[0] else False
+        total = sum([_arriving(leaf, rank) for leaf in plan.leaves])
+        with telling(shown, "resharding", patient=True) as tell:
+            done = _Done(tell, total)
+            mover.run(done.told, donated.arrived)
+
+    def _result(self, number: int, tied: Sequence[int], travels: Sequence[Travel | None]) -> Any:
+        """Return the DTensor of a tensor; None if it stays as it is."""
+        goal = self._goals[number]
+        if goal is None:
+            return None
+        travel = travels[tied[number]]
+        if travel is None:  # donated, and there already
+            local = self._locals[tied[number]]
+        else:
+            local = travel.result
+        if local is None:
+            local = torch.empty(0, dtype=dtype_of(goal.dtype), device=_device(goal.mesh))
+        assert self._listing is not None
+        shape = self._listing.entries[number].shape
+        return dtensor(local, goal.mesh, goal.placements, shape)
+
+    def _rebuilt(self, listing: Listing, results: Sequence[Any]) -> Any:
+        leaves = list(self._leaves) or [None] * listing.structure.num_leaves
+        for entry, result in zip(listing.entries, results, strict=True):
+            if result is not None:
+                leaves[entry.number] = result
+        return listing.structure.unflatten(leaves)
+
+
+@final
+class _Done:
+    """Counts the bytes that have arrived."""
+
+    def __init__(self, tell: Callable[[int, int], None] | None, total: int) -> None:
+        self._tell, self._total, self._done = tell, total, 0
+
+    def told(self, nbytes: int) -> None:
+        """Count some more."""
+        self._done += nbytes
+        if self._tell is not None:
+            self._tell(min(self._done, self._total), self._total)
+
+
+@final
+class _Donated:
+    """Gives up the memory of tensors that have arrived, once all that share it have."""
+
+    def __init__(self, tensors: Sequence[Any], donate: bool) -> None:
+        self._donate = donate
+        self._moving: list[Any] = []
+        self._all = [x for x in tensors if x is not None]
+
+    def arrived(self, travel: Travel) -> None:
+        """Give up what a tensor was in, if nothing else of the tree is there."""
+        if not self._donate or travel.local is None:
+            return
+        self._moving.append(travel.local)
+        free(self._moving)
+        self._moving = [x for x in self._moving if x.untyped_storage().nbytes()]
+        travel.local = None
+
+
+def _arriving(leaf: PlanLeaf, rank: int) -> int:
+    piece = leaf.destination.piece_of.get(rank)
+    return 0 if piece is None else leaf.destination.box(piece).volume * leaf.itemsize
+
+
+def _device(mesh: Any) -> Any:
+    from meshard.interop.tensors.memory import memory_of
+
+    return memory_of(mesh.device_type).device
+
+
+def _is_on_host(note: Note) -> bool:
+    return all(place is None or isinstance(place, Whereabouts) for place in note.places)
+
+
+def _alike(a: Goal | None, b: Goal | None) -> bool:
+    if a is None or b is None:
+        return False
+    return (a.after, a.dtype) == (b.after, b.dtype)
+
+
+def _check_ranks(place: Placed, ranks: frozenset[int], what: str, whose: str) -> None:
+    """Refuse a mesh that the process group does not have.
+
+    Raises:
+        ArgumentError: naming the rank.
+    """
+    missing = [r for r in place.ranks if r not in ranks]
+    if missing:
+        raise ArgumentError(
+            f"{what}: rank {missing[0]} of {whose} is not in the process group, which has the "
+            f"ranks {sorted(ranks)}. Pass group=, or None for the group of the whole job."
+        )
+    if len(set(place.ranks)) < len(place.ranks):
+        raise ShardingError(f"{what}: {whose} has a rank twice.")
+    rank_device(place.ranks[0])
+
+
+def _tied(listing: Listing, tensors: Sequence[Any]) -> list[int]:
+    """Return for each tensor the first of the same memory on this rank; -1 if nothing is here."""
+    first: dict[tuple[object, ...], int] = {}
+    found = []
+    for number, (entry, x) in enumerate(zip(listing.entries, tensors, strict=True)):
+        if x is None or not x.numel():
+            found.append(-1)
+            continue
+        key = (x.data_ptr(), tuple(x.stride()), entry.shape, entry.dtype, entry.before)
+        found.append(first.setdefault(key, number))
+    return found
+
+
+def _together(every: Sequence[Sequence[int]], count: int) -> list[int]:
+    """Return for each tensor the first that is the same one on all ranks that hold it."""
+    found = []
+    for number in range(count):
+        said = {tied[number] for tied in every if tied[number] >= 0}
+        found.append(said.pop() if len(said) == 1 else number)
+    # Of those that hold one and not the other nothing is known; both are then moved.
+    for number, first in enumerate(found):
+        if first != number and any((t[number] < 0) != (t[first] < 0) for t in every):
+            found[number] = number
+    return found

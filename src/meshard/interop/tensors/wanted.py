@@ -1,0 +1,264 @@
+"""Trees of DTensors and where they are to go, described so that all ranks can compare them.
+
+In: a tree on this rank, and targets. Out: a `Listing`, which does not depend on the rank: for each
+tensor its name, shape and dtype, and how it is laid out before and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+from meshard.algebra.arguments import shown
+from meshard.errors import ArgumentError, TreeError
+from meshard.interop.tensors.bits import torch_dtype
+from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
+from meshard.interop.tensors.placed import Placed
+from meshard.interop.tensors.specs import is_partial, placed, placed_of
+from meshard.runtime.moving.moved import leaf_names
+from meshard.runtime.trees import broadcast_leaves, flatten_with_accessors, mismatch
+
+Target = Any
+"""A pair of mesh and placements, a DTensor that is laid out so, or None."""
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a tree, as all ranks see it.
+
+    Attributes:
+        number: which leaf of the tree it is.
+        name: its name.
+        path: its path, as Python writes it.
+        shape: its shape.
+        dtype: PyTorch's name of its dtype.
+        before: how it is laid out.
+        partial: whether a sum has to be taken first.
+        distributed: whether it is a DTensor, and not the same tensor on every rank.
+    """
+
+    number: int
+    name: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    before: Placed
+    partial: bool = False
+    distributed: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize  # type: ignore[no-any-return]
+
+
+@final
+@dataclass(frozen=True)
+class Goal:
+    """Where one tensor goes.
+
+    Attributes:
+        after: how it is to be laid out.
+        dtype: the dtype that it is to have.
+        mesh: PyTorch's mesh, of this process.
+        placements: its placements.
+    """
+
+    after: Placed
+    dtype: str
+    mesh: Any
+    placements: tuple[Any, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Listing:
+    """The tensors of a tree, and its structure."""
+
+    structure: Any
+    entries: tuple[Entry, ...]
+
+
+def dtype_of(name: str) -> Any:
+    """Return PyTorch's dtype of a name."""
+    return getattr(torch, name)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of PyTorch's dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def listed(tree: Any, group: Any, reduce: bool, what: str) -> tuple[Listing, list[Any]]:
+    """Return the description of a tree, and its leaves.
+
+    Raises:
+        ArgumentError: if a tensor is sparse or quantized.
+        ShardingError: if a DTensor is ``Partial``, and it is not to be reduced.
+    """
+    accessors, leaves, structure = flatten_with_accessors(tree)
+    names = leaf_names(accessors)
+    found = []
+    for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
+        if isinstance(leaf, torch.Tensor):
+            path = accessor.codify("")
+            found.append(_entry(number, names[number], path, leaf, group, reduce, what))
+    return Listing(structure, tuple(found)), leaves
+
+
+def _entry(
+    number: int, name: str, path: str, x: Any, group: Any, reduce: bool, what: str
+) -> Entry:
+    what = f"{what}: {name}" if path else what
+    if x.is_quantized or x.layout is not torch.strided:
+        raise ArgumentError(
+            f"{what} is sparse or quantized ({x.layout}, {x.dtype}), and only dense tensors move. "
+            "Pass x.to_dense(), or x.int_repr() and its scales."
+        )
+    shape, dtype = tuple(x.shape), dtype_name(x.dtype)
+    if not isinstance(x, DTensor):
+        ranks = group_ranks(group)
+        before = Placed(shape, ranks, (len(ranks),), ("ranks",), tuple([()] * len(shape)), "tensor")
+        return Entry(number, name, path, shape, dtype, before, distributed=False)
+    partial = is_partial(x)
+    if partial and reduce:
+        whole = [torch.distributed.tensor.Replicate() if p.is_partial() else p for p in x.placements]
+        before = placed(shape, x.device_mesh, whole, what)
+    else:
+        before = placed_of(x, what)
+    return Entry(number, name, path, shape, dtype, before, partial)
+
+
+@lru_cache(maxsize=64)
+def _ranks(group: Any) -> tuple[int, ...]:
+    return tuple(distributed.get_process_group_ranks(group))
+
+
+def group_ranks(group: Any) -> tuple[int, ...]:
+    """Return the global ranks of a process group, by default of the whole job's."""
+    if group is None:
+        return tuple(range(distributed.get_world_size()))
+    return _ranks(group)
+
+
+# where they go
+
+
+def goals(
+    listing: Listing, leaves: Sequence[Any], target: Any, dtype: Any, what: str
+) -> list[Goal | None]:
+    """Return where each tensor goes; None for one that stays as it is.
+
+    Raises:
+        ArgumentError: if a target is not one.
+        TreeError: if the tree of targets is not a prefix of the tree.
+        ShapeError: if a dim that is to be cut does not exist.
+    """
+    wanted = None if dtype is None else torch_dtype(dtype, what)
+    every = _targets(listing, leaves, target, what)
+    found: list[Goal | None] = []
+    for entry in listing.entries:
+        given = every(entry)
+        if given is None:
+            if wanted is not None and _cast(entry.dtype, wanted) != entry.dtype:
+                raise ArgumentError(
+                    f"{what}: {entry.name} is to be cast to {wanted} but has no target. Give it "
+                    "its own mesh and placements, or a dtype that it has already."
+                )
+            found.append(None)
+            continue
+        mesh, placements = _pair(given, entry, what)
+        text = f"{what}: {entry.name}" if entry.path else what
+        after = placed(entry.shape, mesh, placements, text)
+        found.append(Goal(after, _cast(entry.dtype, wanted), mesh, tuple(placements)))
+    return found
+
+
+def _cast(dtype: str, wanted: Any) -> str:
+    """Return the dtype that a tensor gets: another one of its own kind of numbers."""
+    own = dtype_of(dtype)
+    if wanted is None or _kind(own) != _kind(wanted):
+        return dtype
+    return dtype_name(wanted)
+
+
+def _kind(dtype: Any) -> str:
+    if dtype is torch.bool:
+        return "bool"
+    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
+
+
+def _is_target(x: Any) -> bool:
+    return isinstance(x, DTensor) or (
+        isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], DeviceMesh)
+    )
+
+
+def _targets(
+    listing: Listing, leaves: Sequence[Any], target: Any, what: str
+) -> Callable[[Entry], Target]:
+    """Return what says for each tensor where it goes."""
+    if target is None:
+        raise ArgumentError(
+            f"{what}: target is None. Give a pair (device_mesh, placements), a tree of such pairs, "
+            "or a function of a name and a tensor's shape that returns one."
+        )
+    if _is_target(target):
+        return lambda entry: target
+    if callable(target):
+        return lambda entry: target(entry.name, torch.Size(entry.shape))
+    tree = listing.structure.unflatten(range(listing.structure.num_leaves))
+    try:
+        spread = broadcast_leaves(target, tree, _is_target, none_is_leaf=True)
+    except TreeError:
+        raise
+    except ValueError as error:
+        raise TreeError(
+            f"{what}: the tree of targets must be a prefix of the tree of tensors: "
+            f"{mismatch(error)}."
+        ) from error
+    return lambda entry: spread[entry.number]
+
+
+def _pair(given: Any, entry: Entry, what: str) -> tuple[Any, Sequence[Any]]:
+    if isinstance(given, DTensor):
+        return given.device_mesh, given.placements
+    if not _is_target(given):
+        raise ArgumentError(
+            f"{what}: the target of {entry.name} is {shown(given)} of type {type(given).__name__}; "
+            "give a pair (device_mesh, placements), such as (mesh, [Shard(0)]), a DTensor that is "
+            "laid out so, or None."
+        )
+    mesh, placements = given
+    if not isinstance(placements, (tuple, list)):
+        placements = [placements]
+    return mesh, placements
+
+
+# what is compared
+
+
+def lines(listing: Listing, found: Sequence[Goal | None], options: Sequence[object]) -> list[str]:
+    """Return what all ranks must agree on, a line for each tensor."""
+    told = [f"options {tuple(options)}"]
+    for entry, goal in zip(listing.entries, found, strict=True):
+        after = "stays" if goal is None else f"{_laid(goal.after)} {goal.dtype}"
+        told.append(
+            f"{entry.name}: {entry.dtype}{list(entry.shape)} {_laid(entry.before)} -> {after}"
+        )
+    return told
+
+
+@lru_cache(maxsize=1 << 12)
+def _laid(place: Placed) -> str:
+    return f"{place.text} {place.steps} on ranks {place.ranks} as {place.sizes}"
+
+
+def digest(told: Sequence[str]) -> bytes:
+    """Return a short value that differs if the lines do."""
+    return hashlib.blake2b("\n".join(told).encode(), digest_size=16).digest()
