@@ -35,7 +35,10 @@ _BITS: dict[Any, np.dtype[Any]] = {
 }
 _NUMPY |= _BITS
 _TORCH: dict[np.dtype[Any], Any] = {ours: theirs for theirs, ours in _NUMPY.items()}
-_INTEGERS = {1: (torch.uint8, np.dtype(np.uint8)), 2: (torch.int16, np.dtype(np.int16))}
+_INTEGERS: dict[int, tuple[Any, np.dtype[Any]]] = {
+    1: (torch.uint8, np.dtype(np.uint8)),
+    2: (torch.int16, np.dtype(np.int16)),
+}
 
 
 def numpy_dtype(dtype: Any, what: str) -> np.dtype[Any]:

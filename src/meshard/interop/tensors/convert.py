@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, flag_of
 from meshard.algebra.box import Box
@@ -24,11 +26,12 @@ from meshard.errors import (
     ShapeError,
     ShardingError,
 )
-from meshard.interop.tensors.bits import as_numpy, as_tensor, check_tensor, numpy_dtype
+from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
 from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of
 from meshard.runtime.array.array import Array, to_numpy
+from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
 from meshard.runtime.trees import flatten_with_none, unflatten
 from meshard.runtime.types import KEY, Block
@@ -107,7 +110,7 @@ def _from_dtensor(world: RuntimeWorld, x: Any, what: str) -> Array:
         value = _frozen(as_numpy(local, what))
         for piece in kind.local:
             index = local_index(place, world.process_index, kind.layout.box(piece))
-            blocks[piece] = value[(*index, ...)] if boxes else value
+            blocks[piece] = view_of(value, index) if boxes else value
     return Array(kind, tuple(blocks))
 
 
@@ -299,14 +302,8 @@ def _dtensor_of(x: Array, mesh: Any, placements: Any, what: str) -> Any:
         assert block is not None
         local = as_tensor(block.reshape(place.local_shape(me)), what)
     else:
-        local = as_tensor(_nothing(kind.dtype), what)
+        local = as_tensor(np.empty(0, kind.dtype), what)
     return dtensor(local, mesh, placements, kind.shape)
-
-
-def _nothing(dtype: Any) -> Block:
-    from numpy import empty
-
-    return empty(0, dtype)
 
 
 def _is_box(layout: Any, piece: int | None, place: Placed, rank: int) -> bool:
@@ -357,6 +354,3 @@ def to_sharding(device_mesh: Any, placements: Any, shape: Any) -> Sharding:
     place = placed(tuple(map(int, shape)), device_mesh, placements, what)
     devices = devices_of(here(), place, what)
     return _boxes(place, devices, what) or place.sharding(devices[0])
-
-
-__all__ = ["check_tensor", "from_meshard", "to_meshard", "to_sharding"]

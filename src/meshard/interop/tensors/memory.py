@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, final
 
 from meshard.interop.tensors.loading import distributed, torch
+from meshard.runtime.memory.pages import HUGE, on_huge_pages
 
 
 class Memory(Protocol):
@@ -34,7 +35,10 @@ class HostMemory:
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return a tensor whose elements are not set."""
-        return torch.empty(tuple(shape), dtype=dtype)
+        found = torch.empty(tuple(shape), dtype=dtype)
+        if found.nbytes > HUGE:
+            on_huge_pages(found.data_ptr(), found.nbytes)
+        return found
 
     def ready(self) -> None:
         """Do nothing: what was written can be read."""

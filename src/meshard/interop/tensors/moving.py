@@ -97,7 +97,10 @@ class Mover:
         what: str,
     ) -> None:
         self._group, self._plan, self._passages = group, plan, passages
-        self._near, self._notes = near if near is not None else (None, ())
+        self._near: Sequence[Calling] | None = None if near is None else near[0]
+        self._notes: Sequence[Note] = () if near is None else near[1]
+        # What stays within the ranks needs no agreement on the way.
+        self._together = any(hop.moved for p in passages for hop in p.route.hops)
         self._what = what
         kinds = {
             *[p.travel.goal.mesh.device_type for p in passages],
@@ -142,7 +145,10 @@ class Mover:
             targets = [self._target(p, hop) for p in some]
         except (RuntimeError, MemoryError) as error:  # PyTorch raises RuntimeError for memory
             failure = error
-        self._settled(failure)
+        if self._together:
+            self._settled(failure)
+        elif failure is not None:
+            raise failure
         sends: dict[int, list[Boxed]] = {}
         receives: dict[int, list[Boxed]] = {}
         for passage, part, target in zip(some, parts, targets, strict=True):
@@ -211,9 +217,7 @@ class Mover:
         travel = passage.travel
         if travel.local is None:
             return None
-        return _box(
-            travel.local, local_index(travel.entry.before, self._rank, passage.segment.box)
-        )
+        return _box(travel.local, local_index(travel.entry.before, self._rank, passage.segment.box))
 
     def _copied(self, part: Part, source: Any, target: Any) -> int:
         """Copy what this rank holds already; return the bytes."""
@@ -241,11 +245,12 @@ class Mover:
                 self._read(passage, part, target, told)
         except (RuntimeError, MemoryError) as error:
             failure = error
-        self._settled(failure)
+        if self._together:
+            self._settled(failure)
+        elif failure is not None:
+            raise failure
 
-    def _read(
-        self, passage: Passage, part: Part, target: Any, told: Callable[[int], None]
-    ) -> None:
+    def _read(self, passage: Passage, part: Part, target: Any, told: Callable[[int], None]) -> None:
         """Fill this rank's piece from the tensors of others."""
         assert self._near is not None
         entry, number = passage.travel.entry, passage.number

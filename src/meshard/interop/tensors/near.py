@@ -28,31 +28,23 @@ if TYPE_CHECKING:
 _MOST_RUNS = 1024
 """Runs of memory that one call takes, at either end."""
 _SHORT = 512
-"""Bytes of runs that are read with what is between them: each run costs as much as some hundreds."""
+"""Bytes of runs that are read with what is between them: a run costs as much as hundreds."""
 _WIDEST = 8
 """How many times as much may be read so."""
 _SLAB = 1 << 20
 """Bytes that are read at a time where they go through a buffer."""
 
 
-@final
-@dataclass(frozen=True)
-class Whereabouts:
-    """What others must know to read a tensor of this process.
-
-    Attributes:
-        address: where its first element is.
-        strides: the distance between its elements along each dim, in bytes.
-    """
-
-    address: int
-    strides: tuple[int, ...]
+Whereabouts = tuple[int, tuple[int, ...]]
+"""Where a tensor of this process is: its address, and the bytes between elements of each dim."""
 
 
-def whereabouts(x: Any) -> Whereabouts:
-    """Return where a tensor is."""
+def whereabouts(x: Any) -> Whereabouts | None:
+    """Return where a tensor is; None if it is not in the host's memory."""
+    if x.device.type != "cpu":
+        return None
     size = x.element_size()
-    return Whereabouts(int(x.data_ptr()), tuple([s * size for s in x.stride()]))
+    return int(x.data_ptr()), tuple([s * size for s in x.stride()])
 
 
 @final
@@ -145,19 +137,18 @@ def read_box(
     Raises:
         OSError: if the process has gone.
     """
-    address = origin.address + sum(
-        [a * s for a, s in zip(starts, origin.strides, strict=True)]
-    )
+    address, strides = origin
+    address += sum([a * s for a, s in zip(starts, strides, strict=True)])
     shape, size = tuple(target.shape), dtype.itemsize
-    run, wide = _run(shape, origin.strides, size), _extent(shape, origin.strides, size)
+    run, wide = _run(shape, strides, size), _extent(shape, strides, size)
     if run < _SHORT and wide <= _WIDEST * target.numel() * size and run < wide:
-        _read_wide(process, address, origin.strides, target, dtype)
+        _read_wide(process, address, strides, target, dtype)
     elif target.dtype == dtype:
-        _read_runs(process, address, origin.strides, target, run)
+        _read_runs(process, address, strides, target, run)
     else:
-        for slab, offset in _slabs(target, origin.strides):
+        for slab, offset in _slabs(target, strides):
             part = torch.empty(tuple(slab.shape), dtype=dtype)
-            _read_runs(process, address + offset, origin.strides, part, run)
+            _read_runs(process, address + offset, strides, part, run)
             slab.copy_(part)
 
 
@@ -189,9 +180,7 @@ def _offsets(shape: Sequence[int], strides: Sequence[int], run: int, size: int) 
     return offsets
 
 
-def _read_runs(
-    process: int, address: int, strides: Sequence[int], target: Any, run: int
-) -> None:
+def _read_runs(process: int, address: int, strides: Sequence[int], target: Any, run: int) -> None:
     """Read run by run, each to its place."""
     shape, size = tuple(target.shape), target.element_size()
     own = tuple([s * size for s in target.stride()])
@@ -213,6 +202,7 @@ def _joined(starts: NDArray[Any], run: int) -> NDArray[Any]:
 def _slabs(target: Any, strides: Sequence[int]) -> list[tuple[Any, int]]:
     """Return a tensor in slabs, and where each begins in the other process's tensor."""
     found = []
+    slab: Any
     for slab in slabs(target, _SLAB):
         at = slab.storage_offset() - target.storage_offset()
         offset = 0
@@ -225,9 +215,7 @@ def _slabs(target: Any, strides: Sequence[int]) -> list[tuple[Any, int]]:
     return found
 
 
-def _read_wide(
-    process: int, address: int, strides: Sequence[int], target: Any, dtype: Any
-) -> None:
+def _read_wide(process: int, address: int, strides: Sequence[int], target: Any, dtype: Any) -> None:
     """Read slabs of a box with what is between its runs, and take the box out of them."""
     size = dtype.itemsize
     for slab, offset in _slabs(target, strides):

@@ -1,10 +1,10 @@
-"""What PyTorch's placements mean: which parts of a tensor each rank of a mesh holds, in which order.
+"""What PyTorch's placements mean: which parts of a tensor each rank of a mesh holds, in order.
 
-In: a shape, a mesh of ranks, and for each dim of the tensor the mesh dims that cut it, in order. Out:
-for each rank its *runs* along each dim: the intervals of the whole tensor that its local tensor holds
-one behind the other. ``Shard`` gives one run, cut by the rule of `torch.chunk`; ``_StridedShard``
-deals the parts of a tensor that is cut in another order, which are one run again once that order is
-complete. All of it is pure: no tensor is needed.
+In: a shape, a mesh of ranks, and for each dim of the tensor the mesh dims that cut it, in order.
+Out: for each rank its *runs* along each dim: the intervals of the whole tensor that its local
+tensor holds one behind the other. ``Shard`` gives one run, cut by the rule of `torch.chunk`;
+``_StridedShard`` deals the parts of a tensor that is cut in another order, which are one run again
+once that order is complete. All of it is pure: no tensor is needed.
 """
 
 from __future__ import annotations

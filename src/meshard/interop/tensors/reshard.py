@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.algebra.arguments import flag_of
 from meshard.errors import ArgumentError, DeletedArrayError, ShardingError
 from meshard.interop.tensors.agreeing import Note, agreed, gathered, neighbours, note_of, same
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.moving import Mover, Passage, Travel, free
-from meshard.interop.tensors.near import Whereabouts, whereabouts
-from meshard.interop.tensors.placed import Placed, rank_device, segments
+from meshard.interop.tensors.near import whereabouts
+from meshard.interop.tensors.placed import Placed, rank_device
+from meshard.interop.tensors.planning import Options, Planned, known, planned
 from meshard.interop.tensors.specs import mesh_of
 from meshard.interop.tensors.wanted import (
     Entry,
     Goal,
     Listing,
-    dtype_name,
     dtype_of,
     goals,
     group_ranks,
@@ -28,13 +26,9 @@ from meshard.interop.tensors.wanted import (
 )
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.topology import Topology
-from meshard.plan.figures.window import check_window, checked_window
 from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
-from meshard.plan.planner import PlanCache, PlanOptions, make_plan
-from meshard.plan.show.progress import Progress, checked_progress, telling
-
-_PLANS = PlanCache()
+from meshard.plan.show.progress import Progress, telling
 
 
 def reshard(
@@ -103,7 +97,7 @@ def reshard(
     meshard.errors.ArgumentError: reshard: target is None. Give a pair (device_mesh, placements)...
     """
     what = "reshard"
-    options = _Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
+    options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
     return _Job(tree, target, options).run()
 
 
@@ -149,7 +143,7 @@ def redistribute(
     mesh = x.device_mesh if device_mesh is None else mesh_of(device_mesh, what)
     if placements is None:
         placements = [torch.distributed.tensor.Replicate()] * mesh.mesh.ndim
-    options = _Options(max_bytes, False, False, dtype, True, group, None, what)
+    options = Options(max_bytes, False, False, dtype, True, group, None, what)
     return _Job(x, (mesh, placements), options).run()
 
 
@@ -188,83 +182,17 @@ def plan(
     0
     """
     what = "plan"
-    options = _Options(max_bytes, donate, False, dtype, reduce, group, None, what)
+    options = Options(max_bytes, donate, False, dtype, reduce, group, None, what)
     listing, leaves = listed(tree, group, options.reduce, what)
     found = goals(listing, leaves, target, dtype, what)
-    return _planned(listing.entries, found, options, topology)[0]
-
-
-@final
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of `reshard` besides the tree and its target."""
-
-    max_bytes: Any
-    donate: Any
-    progress: Any
-    dtype: Any
-    reduce: Any
-    group: Any
-    near: Any
-    what: str
-
-    def checked(self) -> _Options:
-        """Return them, checked."""
-        what = self.what
-        return _Options(
-            checked_window(self.max_bytes, what),
-            flag_of(self.donate, what, "donate"),
-            checked_progress(self.progress, what),
-            self.dtype,
-            flag_of(self.reduce, what, "reduce"),
-            self.group,
-            None if self.near is None else flag_of(self.near, what, "near"),
-            what,
-        )
-
-
-def _planned(
-    entries: Sequence[Entry],
-    found: Sequence[Goal | None],
-    options: _Options,
-    topology: Topology | str | None = None,
-) -> tuple[Plan, list[tuple[int, Any]]]:
-    """Return the plan, and for each of its leaves which tensor it is, and which box of it."""
-    options = options.checked()
-    leaves, passages = [], []
-    for number, (entry, goal) in enumerate(zip(entries, found, strict=True)):
-        if goal is None:
-            continue
-        before, after = dtype_of(entry.dtype), dtype_of(goal.dtype)
-        wire = after if after.itemsize < before.itemsize else before
-        every = segments(entry.before, goal.after)
-        for segment in every:
-            box = f"[{segment.box}]" if len(every) > 1 else ""
-            leaf = PlanLeaf(
-                entry.name + box,
-                segment.before,
-                segment.after,
-                wire.itemsize,
-                dtype_name(wire),
-                entry.before.text,
-                goal.after.text,
-                path=f"{entry.path}{box}",
-            )
-            leaves.append(leaf)
-            passages.append((number, segment))
-    limits = PlanOptions(max_bytes=options.max_bytes, donate=options.donate, topology=topology)
-    count = len(group_ranks(options.group))
-    for leaf in leaves:
-        if leaf.source != leaf.destination:
-            check_window(limits.max_bytes, count, leaf.itemsize, leaf.name, options.what)
-    return make_plan(leaves, limits, cache=_PLANS), passages
+    return planned(listing.entries, found, options, topology)[0]
 
 
 @final
 class _Job:
     """One call of `reshard` on one rank."""
 
-    def __init__(self, tree: Any, target: Any, options: _Options) -> None:
+    def __init__(self, tree: Any, target: Any, options: Options) -> None:
         self._tree, self._target, self._options = tree, target, options
         self._what, self._group = options.what, options.group
         self._listing: Listing | None = None
@@ -272,6 +200,7 @@ class _Job:
         self._goals: list[Goal | None] = []
         self._told: list[str] = []
         self._locals: list[Any] = []
+        self._plan: Planned = (Plan(()), [])
 
     def run(self) -> Any:
         """Return the tree, moved."""
@@ -308,20 +237,20 @@ class _Job:
         """Check everything that this rank knows, and return what it tells the others."""
         options, listing = self._options.checked(), self._listing
         assert listing is not None
-        self._goals = goals(
-            listing, self._leaves, self._target, options.dtype, self._what
-        )
+        self._goals = goals(listing, self._leaves, self._target, options.dtype, self._what)
         ranks = frozenset(group_ranks(self._group))
         for entry, goal in zip(listing.entries, self._goals, strict=True):
             if goal is not None:
                 _check_ranks(entry.before, ranks, f"{self._what}: {entry.name}", "its mesh")
                 _check_ranks(goal.after, ranks, f"{self._what}: {entry.name}", "the target's mesh")
-        _planned(listing.entries, self._goals, options)
         self._locals = [self._local(entry) for entry in listing.entries]
         fixed = (options.max_bytes, options.donate, options.reduce, options.near)
         self._told = lines(listing, self._goals, fixed)
         places = [None if x is None else whereabouts(x) for x in self._locals]
-        return note_of(self._told, _tied(listing, self._locals), places)
+        note = note_of(self._told, _tied(listing, self._locals), places)
+        key = note.digest, group_ranks(self._group)
+        self._plan = known(key, listing.entries, self._goals, options)
+        return note
 
     def _local(self, entry: Entry) -> Any:
         """Return what this rank holds of a tensor; None if it holds nothing."""
@@ -383,9 +312,7 @@ class _Job:
         self._reduce(listing)
         tied = _together([n.tied for n in notes if n.tied], len(listing.entries))
         leaders = [number for number, first in enumerate(tied) if first == number]
-        kept = [
-            goal if number in set(leaders) else None for number, goal in enumerate(self._goals)
-        ]
+        kept = [goal if number in set(leaders) else None for number, goal in enumerate(self._goals)]
         for number, first in enumerate(tied):  # tied tensors that go to different places
             if first != number and not _alike(self._goals[number], self._goals[first]):
                 tied[number], kept[number] = number, self._goals[number]
@@ -394,12 +321,14 @@ class _Job:
                 None if goal is not None and self._stays(entry, goal) else goal
                 for entry, goal in zip(listing.entries, kept, strict=True)
             ]
-        plan, which = _planned(listing.entries, kept, options)
+        plan, which = self._plan
+        if any(a is not b for a, b in zip(kept, self._goals, strict=True)):
+            plan, which = planned(listing.entries, kept, options)
         travels = [
             None if goal is None else Travel(entry, goal, local)
             for entry, goal, local in zip(listing.entries, kept, self._locals, strict=True)
         ]
-        self._run(plan, which, travels, near if self._readable(listing, notes) else None, notes)
+        self._run(plan, which, travels, near if self._readable(listing) else None, notes)
         results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
         return self._rebuilt(listing, results)
 
@@ -419,13 +348,12 @@ class _Job:
                     rank = distributed.get_rank()
                     self._locals[number] = local_tensor(whole, entry.before, rank, self._what)
 
-    def _readable(self, listing: Listing, notes: Sequence[Note]) -> bool:
-        """Whether all tensors are where the notes say, in memory that others can read."""
+    def _readable(self, listing: Listing) -> bool:
+        """Whether all tensors are where the ranks have said, in the memory of hosts."""
         if any(entry.partial for entry in listing.entries):
             return False
-        return all(
-            goal is None or goal.mesh.device_type == "cpu" for goal in self._goals
-        ) and all(_is_on_host(n) for n in notes)
+        kinds = {goal.mesh.device_type for goal in self._goals if goal is not None}
+        return {*kinds, *[entry.device for entry in listing.entries]} <= {"cpu"}
 
     def _run(
         self,
@@ -436,9 +364,7 @@ class _Job:
         notes: Sequence[Note],
     ) -> None:
         passages = []
-        for leaf, choice, (number, segment) in zip(
-            plan.leaves, plan.choice_of, which, strict=True
-        ):
+        for leaf, choice, (number, segment) in zip(plan.leaves, plan.choice_of, which, strict=True):
             travel = travels[number]
             assert travel is not None
             travel.waiting += 1
@@ -464,10 +390,8 @@ class _Job:
         if goal is None:
             return None
         travel = travels[tied[number]]
-        if travel is None:  # donated, and there already
-            local = self._locals[tied[number]]
-        else:
-            local = travel.result
+        # Without a way it was donated, and is there already.
+        local = self._locals[tied[number]] if travel is None else travel.result
         if local is None:
             local = torch.empty(0, dtype=dtype_of(goal.dtype), device=_device(goal.mesh))
         assert self._listing is not None
@@ -524,10 +448,6 @@ def _device(mesh: Any) -> Any:
     from meshard.interop.tensors.memory import memory_of
 
     return memory_of(mesh.device_type).device
-
-
-def _is_on_host(note: Note) -> bool:
-    return all(place is None or isinstance(place, Whereabouts) for place in note.places)
 
 
 def _alike(a: Goal | None, b: Goal | None) -> bool:

@@ -6,10 +6,11 @@ In: a `DTensor`, or a mesh, placements and a shape. Out: a `Placed`, which knows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from meshard.algebra.arguments import shown
-from meshard.errors import ArgumentError, ShapeError, ShardingError
+from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError
 from meshard.interop.tensors.loading import DeviceMesh, DTensor, placement_types
 from meshard.interop.tensors.placed import Placed, Step
 
@@ -39,16 +40,16 @@ def placed_of(x: Any, what: str) -> Placed:
     spec = x._spec
     order = getattr(spec, "shard_order", None)
     strided = any(isinstance(p, _STRIDED) for p in x.placements)
-    given = None if order is None or strided else {e[0]: tuple(e[1]) for e in order}
+    given = None if order is None or strided else tuple([(e[0], tuple(e[1])) for e in order])
     return placed(tuple(x.shape), x.device_mesh, x.placements, what, given)
 
 
+Order = tuple[tuple[int, tuple[int, ...]], ...]
+"""Dims of a tensor, and for each the mesh dims that cut it, in order."""
+
+
 def placed(
-    shape: tuple[int, ...],
-    mesh: Any,
-    placements: Any,
-    what: str,
-    order: dict[int, tuple[int, ...]] | None = None,
+    shape: tuple[int, ...], mesh: Any, placements: Any, what: str, order: Order | None = None
 ) -> Placed:
     """Return how tensors of a shape are laid out by placements on a mesh.
 
@@ -57,16 +58,33 @@ def placed(
         mesh: the mesh.
         placements: one for each dim of the mesh.
         what: the function that was called, for messages.
-        order: for dims of the tensor the mesh dims that cut it, in order; by default left to right.
+        order: the order in which mesh dims cut; by default left to right.
 
     Raises:
         ArgumentError: if they are not placements, or not as many as the mesh has dims.
         ShapeError: if a dim does not exist.
         ShardingError: if they say that a sum is still to be taken.
     """
-    mesh_of(mesh, what)
+    try:
+        return _placed(shape, mesh_of(mesh, what), tuple(placements), order)
+    except TypeError:  # they cannot be iterated over, or hashed
+        return _read(shape, mesh, placements, what, order)
+    except MeshardError:
+        return _read(shape, mesh, placements, what, order)
+
+
+@lru_cache(maxsize=1 << 13)
+def _placed(shape: tuple[int, ...], mesh: Any, placements: Any, order: Order | None) -> Placed:
+    return _read(shape, mesh, placements, "", order)
+
+
+def _read(
+    shape: tuple[int, ...], mesh: Any, placements: Any, what: str, order: Order | None
+) -> Placed:
     steps: list[list[Step]] = [[] for _ in shape]
-    entries = _entries(mesh, placements, what)
+    tensor = mesh.mesh
+    sizes, ranks = tuple(tensor.shape), tuple(tensor.flatten().tolist())
+    entries = _entries(sizes, placements, what)
     for number, placement in enumerate(entries):
         if placement.is_partial():
             raise ShardingError(
@@ -84,18 +102,16 @@ def placed(
             )
         factor = int(placement.split_factor) if isinstance(placement, _STRIDED) else 1
         steps[dim].append((number, factor))
-    for dim, wanted in (order or {}).items():
+    for dim, wanted in order or ():
         steps[dim].sort(key=lambda step, wanted=wanted: wanted.index(step[0]))  # type: ignore[misc]
-    sizes = tuple(mesh.mesh.shape)
     names = tuple(mesh.mesh_dim_names or ())
     if len(set(names)) != len(sizes):
         names = tuple([f"mesh{i}" for i in range(len(sizes))])
-    ranks = tuple(mesh.mesh.flatten().tolist())
     text = "[" + ", ".join([_text(p) for p in entries]) + "]"
     return Placed(shape, ranks, sizes, names, tuple(map(tuple, steps)), text)
 
 
-def _entries(mesh: Any, placements: Any, what: str) -> Sequence[Any]:
+def _entries(sizes: tuple[int, ...], placements: Any, what: str) -> Sequence[Any]:
     if isinstance(placements, placement_types.Placement):
         placements = (placements,)
     entries = list(placements) if isinstance(placements, (tuple, list)) else [placements]
@@ -105,10 +121,10 @@ def _entries(mesh: Any, placements: Any, what: str) -> Sequence[Any]:
                 f"{what}: placements holds {shown(entry)} of type {type(entry).__name__}; give one "
                 "of Shard(dim), Replicate() for each dim of the mesh."
             )
-    if len(entries) != mesh.mesh.ndim:
+    if len(entries) != len(sizes):
         raise ArgumentError(
-            f"{what}: {len(entries)} placements for a mesh of shape {tuple(mesh.mesh.shape)}; give "
-            f"{mesh.mesh.ndim}, one for each of its dims."
+            f"{what}: {len(entries)} placements for a mesh of shape {sizes}; give {len(sizes)}, "
+            "one for each of its dims."
         )
     return entries
 

@@ -40,6 +40,7 @@ class Entry:
         before: how it is laid out.
         partial: whether a sum has to be taken first.
         distributed: whether it is a DTensor, and not the same tensor on every rank.
+        device: the kind of device that it is on.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Entry:
     before: Placed
     partial: bool = False
     distributed: bool = True
+    device: str = "cpu"
 
     @property
     def nbytes(self) -> int:
@@ -111,9 +113,7 @@ def listed(tree: Any, group: Any, reduce: bool, what: str) -> tuple[Listing, lis
     return Listing(structure, tuple(found)), leaves
 
 
-def _entry(
-    number: int, name: str, path: str, x: Any, group: Any, reduce: bool, what: str
-) -> Entry:
+def _entry(number: int, name: str, path: str, x: Any, group: Any, reduce: bool, what: str) -> Entry:
     what = f"{what}: {name}" if path else what
     if x.is_quantized or x.layout is not torch.strided:
         raise ArgumentError(
@@ -124,14 +124,16 @@ def _entry(
     if not isinstance(x, DTensor):
         ranks = group_ranks(group)
         before = Placed(shape, ranks, (len(ranks),), ("ranks",), tuple([()] * len(shape)), "tensor")
-        return Entry(number, name, path, shape, dtype, before, distributed=False)
+        return Entry(number, name, path, shape, dtype, before, False, False, x.device.type)
     partial = is_partial(x)
     if partial and reduce:
-        whole = [torch.distributed.tensor.Replicate() if p.is_partial() else p for p in x.placements]
+        whole = [
+            torch.distributed.tensor.Replicate() if p.is_partial() else p for p in x.placements
+        ]
         before = placed(shape, x.device_mesh, whole, what)
     else:
         before = placed_of(x, what)
-    return Entry(number, name, path, shape, dtype, before, partial)
+    return Entry(number, name, path, shape, dtype, before, partial, True, x.device.type)
 
 
 @lru_cache(maxsize=64)
@@ -249,7 +251,8 @@ def lines(listing: Listing, found: Sequence[Goal | None], options: Sequence[obje
     for entry, goal in zip(listing.entries, found, strict=True):
         after = "stays" if goal is None else f"{_laid(goal.after)} {goal.dtype}"
         told.append(
-            f"{entry.name}: {entry.dtype}{list(entry.shape)} {_laid(entry.before)} -> {after}"
+            f"{entry.name}: {entry.dtype}{list(entry.shape)} {entry.device} "
+            f"{_laid(entry.before)} -> {after}"
         )
     return told
 

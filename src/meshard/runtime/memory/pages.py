@@ -53,6 +53,17 @@ def _tell(address: int, nbytes: int, advice: int | None) -> None:
         _madvise(address, nbytes, advice)
 
 
+def on_huge_pages(address: int, nbytes: int) -> None:
+    """Ask the system for huge pages within a range of private memory that is not used yet.
+
+    A first touch of them is about five times cheaper.
+    """
+    page = mmap.PAGESIZE
+    first, last = -(-address // page) * page, (address + nbytes) // page * page
+    if last - first >= 2 * HUGE:
+        _tell(first, last - first, _ON_HUGE_PAGES)
+
+
 def give_back(address: int, nbytes: int) -> None:
     """Give the whole pages within a range of private memory to the system; they read as zeros."""
     page = mmap.PAGESIZE
