@@ -67,7 +67,9 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "mpi": frozenset({"numpy", "mpi4py"}),
     "weights": frozenset({"numpy", "ml_dtypes", "optree", "xxhash", "zarr", "h5py"}),
     "compat": frozenset({"numpy"}),
-    "interop": frozenset({"numpy", "scipy", "jax", "llvmlite", "torch", "dask", "zarr"}),
+    "interop": frozenset(
+        {"numpy", "scipy", "ml_dtypes", "jax", "llvmlite", "torch", "dask", "zarr"}
+    ),
     "resilience": frozenset({"numpy", "optree", "rich", "xxhash"}),
     "cli": frozenset({"numpy", "click", "rich", "safetensors", "tokenizers"}),
     "testing": frozenset({"numpy", "hypothesis", "jax", "rich"}),
@@ -97,6 +99,8 @@ CATCHES_ALL: dict[str, str] = {
     "resilience/feeding/serve.py:go_on": "told to the job that asked, and raised there",
     "transforms/body/members.py:_run": "raised in the thread that waits for the run",
     "runtime/simulated.py:body": "raised in the caller's thread",
+    "interop/tensors/reshard.py:run": "told to the other ranks, and raised when they know",
+    "interop/tensors/reshard.py:_informed": "told to the other ranks, and raised when they know",
     "mpi/launch.py:_made": "the job is aborted, since the other processes wait for this one",
 }
 # A module that names a higher floor in a string: "plan/steps.py" -> why.

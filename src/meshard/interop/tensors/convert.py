@@ -29,7 +29,7 @@ from meshard.errors import (
 from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
-from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of
+from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of, without_sums
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
@@ -93,9 +93,8 @@ def reduced(x: Any, reduce: bool, what: str) -> Any:
         return x
     if not reduce:
         placed_of(x, what)  # refuses it
-    every = [torch.distributed.tensor.Replicate() if p.is_partial() else p for p in x.placements]
     with torch.no_grad():
-        return x.redistribute(placements=every)
+        return x.redistribute(placements=without_sums(x.placements))
 
 
 def _from_dtensor(world: RuntimeWorld, x: Any, what: str) -> Array:

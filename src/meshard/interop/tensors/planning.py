@@ -8,7 +8,7 @@ from typing import Any, final
 
 from meshard.algebra.arguments import flag_of
 from meshard.interop.tensors.placed import Segment, segments
-from meshard.interop.tensors.wanted import Entry, Goal, dtype_name, dtype_of, group_ranks
+from meshard.interop.tensors.wanted import Entry, Goal, Reader, dtype_name, dtype_of, group_ranks
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.topology import Topology
 from meshard.plan.figures.window import check_window, checked_window
@@ -38,6 +38,10 @@ class Options:
     group: Any
     near: Any
     what: str
+
+    def reader(self) -> Reader:
+        """Return how tensors are read."""
+        return Reader(self.group, flag_of(self.reduce, self.what, "reduce"), self.what)
 
     def checked(self) -> Options:
         """Return them, checked."""

@@ -22,7 +22,6 @@ from meshard.interop.tensors.wanted import (
     goals,
     group_ranks,
     lines,
-    listed,
 )
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.topology import Topology
@@ -183,7 +182,7 @@ def plan(
     """
     what = "plan"
     options = Options(max_bytes, donate, False, dtype, reduce, group, None, what)
-    listing, leaves = listed(tree, group, options.reduce, what)
+    listing, leaves = options.reader().listed(tree)
     found = goals(listing, leaves, target, dtype, what)
     return planned(listing.entries, found, options, topology)[0]
 
@@ -214,9 +213,7 @@ class _Job:
         note = Note(None, None)
         try:
             if self._tree is not None:
-                self._listing, self._leaves = listed(
-                    self._tree, self._group, self._options.reduce, self._what
-                )
+                self._listing, self._leaves = self._options.reader().listed(self._tree)
                 note = self._prepare()
         except Exception as error:  # told to the others, and raised when they know
             own, note = error, Note(f"{type(error).__name__}: {error}", b"")
@@ -310,30 +307,39 @@ class _Job:
         listing, options = self._listing, self._options.checked()
         assert listing is not None
         self._reduce(listing)
-        tied = _together([n.tied for n in notes if n.tied], len(listing.entries))
-        leaders = [number for number, first in enumerate(tied) if first == number]
-        kept = [goal if number in set(leaders) else None for number, goal in enumerate(self._goals)]
-        for number, first in enumerate(tied):  # tied tensors that go to different places
-            if first != number and not _alike(self._goals[number], self._goals[first]):
-                tied[number], kept[number] = number, self._goals[number]
-        if options.donate:
-            kept = [
-                None if goal is not None and self._stays(entry, goal) else goal
-                for entry, goal in zip(listing.entries, kept, strict=True)
-            ]
+        tied = self._tied_to([n.tied for n in notes if n.tied])
+        moving = self._moving(listing, tied, options.donate)
         plan, which = self._plan
-        if any(a is not b for a, b in zip(kept, self._goals, strict=True)):
-            plan, which = planned(listing.entries, kept, options)
+        if any(a is not b for a, b in zip(moving, self._goals, strict=True)):
+            plan, which = planned(listing.entries, moving, options)
         travels = [
             None if goal is None else Travel(entry, goal, local)
-            for entry, goal, local in zip(listing.entries, kept, self._locals, strict=True)
+            for entry, goal, local in zip(listing.entries, moving, self._locals, strict=True)
         ]
         self._run(plan, which, travels, near if self._readable(listing) else None, notes)
         results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
         return self._rebuilt(listing, results)
 
-    def _stays(self, entry: Entry, goal: Goal) -> bool:
+    def _tied_to(self, every: Sequence[Sequence[int]]) -> list[int]:
+        """Return for each tensor the one that it is moved with: itself, or one it is tied to."""
+        found = _together(every, len(self._goals))
+        for number, first in enumerate(found):
+            if first != number and not _alike(self._goals[number], self._goals[first]):
+                found[number] = number
+        return found
+
+    def _moving(self, listing: Listing, tied: Sequence[int], donate: bool) -> list[Goal | None]:
+        """Return where tensors go, and None for those that are moved with others or not at all."""
+        found: list[Goal | None] = []
+        for number, (entry, goal) in enumerate(zip(listing.entries, self._goals, strict=True)):
+            alone = goal is not None and tied[number] == number
+            there = alone and donate and self._stays(entry, goal)
+            found.append(goal if alone and not there else None)
+        return found
+
+    def _stays(self, entry: Entry, goal: Goal | None) -> bool:
         """Whether a tensor is already as it is to be, on all ranks."""
+        assert goal is not None
         same_cuts = entry.before.steps == goal.after.steps
         same_mesh = (entry.before.ranks, entry.before.sizes) == (goal.after.ranks, goal.after.sizes)
         return same_cuts and same_mesh and entry.dtype == goal.dtype and entry.distributed

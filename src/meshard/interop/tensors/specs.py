@@ -144,6 +144,6 @@ def is_partial(x: Any) -> bool:
     return isinstance(x, DTensor) and any(p.is_partial() for p in x.placements)
 
 
-def same_mesh(a: Any, b: Any) -> bool:
-    """Whether two meshes are of the same ranks in the same order."""
-    return bool(a is b or (a.mesh.shape == b.mesh.shape and bool((a.mesh == b.mesh).all())))
+def without_sums(placements: Sequence[Any]) -> tuple[Any, ...]:
+    """Return placements in which sums have been taken."""
+    return tuple([placement_types.Replicate() if p.is_partial() else p for p in placements])

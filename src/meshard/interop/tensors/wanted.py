@@ -18,9 +18,10 @@ from meshard.errors import ArgumentError, TreeError
 from meshard.interop.tensors.bits import torch_dtype
 from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed
-from meshard.interop.tensors.specs import is_partial, placed, placed_of
+from meshard.interop.tensors.specs import is_partial, placed, placed_of, without_sums
 from meshard.runtime.moving.moved import leaf_names
-from meshard.runtime.trees import broadcast_leaves, flatten_with_accessors, mismatch
+from meshard.runtime.trees import children_of, flatten_with_accessors
+from meshard.runtime.trees import leaves as leaves_of
 
 Target = Any
 """A pair of mesh and placements, a DTensor that is laid out so, or None."""
@@ -96,44 +97,56 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def listed(tree: Any, group: Any, reduce: bool, what: str) -> tuple[Listing, list[Any]]:
-    """Return the description of a tree, and its leaves.
+@final
+@dataclass(frozen=True)
+class Reader:
+    """How tensors are read.
 
-    Raises:
-        ArgumentError: if a tensor is sparse or quantized.
-        ShardingError: if a DTensor is ``Partial``, and it is not to be reduced.
+    Attributes:
+        group: the process group.
+        reduce: whether sums that are still to be taken are meant.
+        what: the function that was called, for messages.
     """
-    accessors, leaves, structure = flatten_with_accessors(tree)
-    names = leaf_names(accessors)
-    found = []
-    for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True)):
-        if isinstance(leaf, torch.Tensor):
-            path = accessor.codify("")
-            found.append(_entry(number, names[number], path, leaf, group, reduce, what))
-    return Listing(structure, tuple(found)), leaves
 
+    group: Any
+    reduce: bool
+    what: str
 
-def _entry(number: int, name: str, path: str, x: Any, group: Any, reduce: bool, what: str) -> Entry:
-    what = f"{what}: {name}" if path else what
-    if x.is_quantized or x.layout is not torch.strided:
-        raise ArgumentError(
-            f"{what} is sparse or quantized ({x.layout}, {x.dtype}), and only dense tensors move. "
-            "Pass x.to_dense(), or x.int_repr() and its scales."
-        )
-    shape, dtype = tuple(x.shape), dtype_name(x.dtype)
-    if not isinstance(x, DTensor):
-        ranks = group_ranks(group)
-        before = Placed(shape, ranks, (len(ranks),), ("ranks",), tuple([()] * len(shape)), "tensor")
-        return Entry(number, name, path, shape, dtype, before, False, False, x.device.type)
-    partial = is_partial(x)
-    if partial and reduce:
-        whole = [
-            torch.distributed.tensor.Replicate() if p.is_partial() else p for p in x.placements
+    def listed(self, tree: Any) -> tuple[Listing, list[Any]]:
+        """Return the description of a tree, and its leaves.
+
+        Raises:
+            ArgumentError: if a tensor is sparse or quantized.
+            ShardingError: if a DTensor is ``Partial``, and it is not to be reduced.
+        """
+        accessors, leaves, structure = flatten_with_accessors(tree)
+        names = leaf_names(accessors)
+        entries = [
+            self._entry(number, names[number], accessor.codify(""), leaf)
+            for number, (accessor, leaf) in enumerate(zip(accessors, leaves, strict=True))
+            if isinstance(leaf, torch.Tensor)
         ]
-        before = placed(shape, x.device_mesh, whole, what)
-    else:
-        before = placed_of(x, what)
-    return Entry(number, name, path, shape, dtype, before, partial, True, x.device.type)
+        return Listing(structure, tuple(entries)), leaves
+
+    def _entry(self, number: int, name: str, path: str, x: Any) -> Entry:
+        what = f"{self.what}: {name}" if path else self.what
+        if x.is_quantized or x.layout is not torch.strided:
+            raise ArgumentError(
+                f"{what}: the tensor is sparse or quantized ({x.layout}, {x.dtype}), and only "
+                "dense tensors move. Pass x.to_dense(), or x.int_repr() and its scales."
+            )
+        shape, dtype, device = tuple(x.shape), dtype_name(x.dtype), x.device.type
+        if not isinstance(x, DTensor):
+            ranks = group_ranks(self.group)
+            whole = tuple([()] * len(shape))
+            before = Placed(shape, ranks, (len(ranks),), ("ranks",), whole, "tensor")
+            return Entry(number, name, path, shape, dtype, before, False, False, device)
+        partial = is_partial(x)
+        if partial and self.reduce:
+            before = placed(shape, x.device_mesh, without_sums(x.placements), what)
+        else:
+            before = placed_of(x, what)
+        return Entry(number, name, path, shape, dtype, before, partial, True, device)
 
 
 @lru_cache(maxsize=64)
@@ -215,16 +228,43 @@ def _targets(
     if callable(target):
         return lambda entry: target(entry.name, torch.Size(entry.shape))
     tree = listing.structure.unflatten(range(listing.structure.num_leaves))
-    try:
-        spread = broadcast_leaves(target, tree, _is_target, none_is_leaf=True)
-    except TreeError:
-        raise
-    except ValueError as error:
+    found: dict[int, Target] = {}
+    _spread(target, tree, "", found, what)
+    return lambda entry: found[entry.number]
+
+
+def _spread(target: Any, tree: Any, path: str, found: dict[int, Target], what: str) -> None:
+    """Find for each leaf of a tree, which is its number, the target above it.
+
+    Dicts match by key, in whatever order: that of a module's state is not that of a literal.
+
+    Raises:
+        TreeError: if the targets are not a prefix of the tree.
+    """
+    if isinstance(tree, int):
+        found[tree] = target
+        return
+    if target is None or _is_target(target):
+        for leaf in leaves_of(tree):
+            found[leaf] = target
+        return
+    mine, theirs = children_of(target), children_of(tree)
+    keys = [None if x is None else {key for key, _ in x} for x in (mine, theirs)]
+    if mine is None or theirs is None or keys[0] != keys[1]:
+        at = path or "the tree"
         raise TreeError(
-            f"{what}: the tree of targets must be a prefix of the tree of tensors: "
-            f"{mismatch(error)}."
-        ) from error
-    return lambda entry: spread[entry.number]
+            f"{what}: the tree of targets must be a prefix of the tree of tensors, but at {at} the "
+            f"one has {_told(target, mine)}, and the other {_told(tree, theirs)}."
+        )
+    below = dict(theirs)
+    for key, child in mine:
+        _spread(child, below[key], f"{path}.{key}" if path else str(key), found, what)
+
+
+def _told(node: Any, children: Any) -> str:
+    if children is None:
+        return f"a {type(node).__name__}"
+    return "the keys " + ", ".join([str(key) for key, _ in children][:6])
 
 
 def _pair(given: Any, entry: Entry, what: str) -> tuple[Any, Sequence[Any]]:

@@ -1,0 +1,560 @@
+"""A job of PyTorch's on four ranks, whose checks `test_interop_torch` reads.
+
+    PYTHON -m torch.distributed.run --nproc-per-node 4 -m tests.torch_job moves FILE
+    meshard run -n 4 -m tests.torch_job arrays FILE
+
+Rank 0 writes for each check what it found wrong, or nothing.
+"""
+
+import json
+import random
+import sys
+import tempfile
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard as Strided
+
+import meshard
+import meshard.interop.torch as interop
+from meshard.errors import (
+    AgreementError,
+    ArgumentError,
+    ConfigError,
+    DeletedArrayError,
+    ShapeError,
+    ShardingError,
+)
+from meshard.interop.tensors import agreeing, moving
+
+R, S = Replicate(), Shard
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint8]
+
+
+def meshes():
+    """Meshes of one and two dims, of four, three and two ranks."""
+    four = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
+    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    others = [[0, 1], [2, 3], [[3], [0]], [1, 2, 3]]
+    return [four, square, *[DeviceMesh("cpu", ranks) for ranks in others]]
+
+
+def cut(full, mesh, placements):
+    """What PyTorch's own splitting leaves on this rank."""
+    place = mesh.get_coordinate()
+    if place is None:
+        return full.new_empty(0)
+    for dim, placement in enumerate(placements):
+        if not placement.is_replicate():
+            parts = placement._split_tensor(full, mesh.size(dim), with_padding=False)[0]
+            full = parts[place[dim]]
+    return full.clone()
+
+
+def made(full, mesh, placements):
+    stride = tuple(torch.empty(full.shape, device="meta").stride())
+    local = cut(full, mesh, placements)
+    return DTensor.from_local(local, mesh, placements, shape=full.shape, stride=stride)
+
+
+def bits(x):
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def values(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * 100).to(dtype)
+
+
+def same(x, full, mesh, placements):
+    wanted = cut(full, mesh, placements)
+    assert x.device_mesh == mesh
+    assert tuple(x.placements) == tuple(placements)
+    assert x.shape == full.shape
+    assert x.dtype == full.dtype
+    if mesh.get_coordinate() is None:
+        assert not x.to_local().numel()
+        return
+    local = x.to_local()
+    assert local.shape == wanted.shape, (local.shape, wanted.shape)
+    assert torch.equal(bits(local), bits(wanted))
+
+
+def some_placements(draw, mesh, ndim):
+    found = []
+    for _ in range(mesh.ndim):
+        kind = draw.random()
+        dim = draw.randrange(ndim)
+        strided = Strided(dim, split_factor=draw.choice([2, 3]))
+        found.append(R if kind < 0.25 else S(dim) if kind < 0.8 else strided)
+    return found
+
+
+def refused(error, text, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except error as found:
+        told = str(found)
+    else:
+        told = "nothing was refused"
+    assert text in told, told
+
+
+# moves between meshes
+
+
+def random_pairs(near, seed, count):
+    draw, known = random.Random(seed), meshes()
+    for number in range(count):
+        shape = [draw.choice([0, 1, 3, 5, 8, 9, 64]) for _ in range(draw.choice([1, 2, 3]))]
+        dtype, before, after = draw.choice(DTYPES), draw.choice(known), draw.choice(known)
+        given = some_placements(draw, before, len(shape))
+        wanted = some_placements(draw, after, len(shape))
+        full = values(shape, dtype, number)
+        cast = draw.choice([None, None, torch.bfloat16, torch.float64])
+        options = {
+            "max_bytes": draw.choice([None, None, 96, 1000]),
+            "donate": draw.random() < 0.3,
+            "dtype": cast,
+            "near": near,
+        }
+        x = made(full, before, given)
+        try:
+            y = interop.reshard({"w": x}, (after, wanted), **options)["w"]
+            cast = cast if dtype.is_floating_point else None
+            same(y, full.to(cast or dtype), after, wanted)
+        except BaseException as error:
+            error.add_note(f"{number}: {shape} {dtype} {before} {given} {after} {wanted} {options}")
+            raise
+
+
+def moves_by_messages():
+    random_pairs(False, 1, 40)
+
+
+def moves_by_reading():
+    random_pairs(None, 2, 60)
+
+
+def every_pair_of_one_dim():
+    """All pairs of placements of a 2-D mesh to a mesh of 4, uneven: 16 of 2-D, 3 of 1-D."""
+    four, square = meshes()[:2]
+    full = values((7, 5), torch.float32)
+    two = [[a, b] for a in (R, S(0), S(1), Strided(0, split_factor=2)) for b in (R, S(0), S(1))]
+    for given in two:
+        x = made(full, square, given)
+        for wanted in ([R], [S(0)], [S(1)]):
+            same(interop.redistribute(x, four, wanted), full, four, wanted)
+
+
+def halves_of_a_job():
+    """From four ranks to two, and to the other two; those that hold nothing pass None."""
+    four, _, low, high = meshes()[:4]
+    tree = {"a": values((9, 4), torch.bfloat16), "b": {"c": values((5,), torch.float32)}}
+    x = {"a": made(tree["a"], four, [S(0)]), "b": {"c": made(tree["b"]["c"], four, [S(0)])}}
+    y = interop.reshard(x, {"a": (low, [S(1)]), "b": (low, [R])})
+    same(y["a"], tree["a"], low, [S(1)])
+    same(y["b"]["c"], tree["b"]["c"], low, [R])
+    z = interop.reshard(y if dist.get_rank() < 2 else None, (high, [S(0)]))
+    same(z["a"], tree["a"], high, [S(0)])
+    same(z["b"]["c"], tree["b"]["c"], high, [S(0)])
+    refused(
+        (ArgumentError, AgreementError),
+        "passed None for the tree",
+        interop.reshard,
+        z if dist.get_rank() < 3 else None,
+        (low, [S(0)]),
+    )
+
+
+def trees():
+    """Plain tensors, other leaves, targets as trees, functions and DTensors; ties are kept."""
+    four, square = meshes()[:2]
+    w, b = values((8, 6), torch.float32), values((6,), torch.float32)
+    weight = made(w, four, [S(0)])
+    tied = made(w, four, [S(0)])
+    tree = {"w": weight, "same": weight, "also": tied, "b": b, "step": 3, "name": "m"}
+    calls = []
+
+    def target(name, shape):
+        calls.append((name, tuple(shape)))
+        return None if name == "b" else (square, [S(1), R])
+
+    y = interop.reshard(tree, target)
+    same(y["w"], w, square, [S(1), R])
+    assert y["w"].to_local().data_ptr() == y["same"].to_local().data_ptr()
+    assert y["w"].to_local().data_ptr() != y["also"].to_local().data_ptr()
+    assert y["b"] is b
+    assert (y["step"], y["name"]) == (3, "m")
+    assert ("w", (8, 6)) in calls
+    same(interop.reshard(b, (four, [S(0)])), b, four, [S(0)])
+    same(interop.reshard(weight, y["w"]), w, square, [S(1), R])
+    assert weight.to_local().data_ptr() != interop.redistribute(weight).to_local().data_ptr()
+
+
+def donated():
+    four, square = meshes()[:2]
+    full = values((64, 32), torch.float32)
+    for near in (False, None):
+        x, kept = made(full, four, [S(0)]), made(full, four, [S(1)])
+        pointer = kept.to_local().data_ptr()
+        shared = torch.zeros(2, 64 * 32 // 4)
+        part = shared[1].view(16, 32)
+        part.copy_(cut(full, four, [S(0)]))
+        view = DTensor.from_local(part, four, [S(0)])
+        y = interop.reshard({"x": x, "view": view}, (square, [R, S(1)]), donate=True, near=near)
+        same(y["x"], full, square, [R, S(1)])
+        same(y["view"], full, square, [R, S(1)])
+        assert x.to_local().untyped_storage().nbytes() == 0
+        assert shared.untyped_storage().nbytes() == shared.numel() * 4
+        again = interop.reshard(kept, (four, [S(1)]), donate=True, near=near)
+        assert again.to_local().data_ptr() == pointer
+        refused(DeletedArrayError, "has been given up", interop.reshard, x, (four, [R]))
+
+
+def sums():
+    four = meshes()[0]
+    x = DTensor.from_local(torch.full((8,), float(dist.get_rank())), four, [Partial()])
+    refused(ShardingError, "reduce=True", interop.reshard, x, (four, [S(0)]))
+    refused(ShardingError, "part of a sum", interop.reshard, x.detach(), (four, [Partial()]))
+    y = interop.reshard(x, (four, [S(0)]), reduce=True)
+    same(y, torch.full((8,), 6.0), four, [S(0)])
+
+
+def layouts_of_torch():
+    """Tensors that PyTorch itself has laid out, in an order that is not left to right too."""
+    square = meshes()[1]
+    full = values((12, 6), torch.float32)  # of an uneven strided one PyTorch makes a wrong tensor
+    for placements in ([S(0), S(0)], [S(0), S(1)], [Strided(0, split_factor=2), S(0)]):
+        x = distribute_tensor(full, square, placements)
+        y = interop.redistribute(x)
+        assert torch.equal(y.to_local(), full), placements
+    z = interop.redistribute(distribute_tensor(full, square, [S(1), S(1)]), placements=[S(0), R])
+    same(z, full, square, [S(0), R])
+
+
+def strides():
+    """Local tensors that are transposed, or windows of others, move as they are."""
+    four = meshes()[0]
+    full = values((8, 12), torch.float32)
+    for near in (False, None):
+        local = cut(full, four, [S(0)])
+        turned = local.t().contiguous().t()
+        window = torch.zeros(2, 14)
+        window[:, 1:13] = local
+        for view in (turned, window[:, 1:13]):
+            x = DTensor.from_local(view, four, [S(0)], shape=full.shape, stride=(12, 1))
+            same(interop.reshard(x, (four, [S(1)]), near=near), full, four, [S(1)])
+            same(interop.reshard(x, (four, [R]), near=near), full, four, [R])
+
+
+def large():
+    """Rows of many sizes, so that all ways of reading are taken; casts at both ends."""
+    four = meshes()[0]
+    for width in (4, 96, 4096):
+        full = values((max(4, (1 << 20) // width), width), torch.float32)
+        x = made(full, four, [S(0)])
+        for near in (False, None):
+            same(interop.reshard(x, (four, [S(1)]), near=near), full, four, [S(1)])
+            y = interop.reshard(x, (four, [S(1)]), near=near, dtype=torch.bfloat16)
+            same(y, full.to(torch.bfloat16), four, [S(1)])
+
+
+def refusals():
+    """Each raises on all ranks, and nothing has moved; then everything goes on."""
+    four, square, low = meshes()[:3]
+    rank = dist.get_rank()
+    full = values((8, 6), torch.float32)
+    x = made(full, four, [S(0)])
+    call = interop.reshard
+    refused(ArgumentError, "2 placements for a mesh of shape (4,)", call, x, (four, [R, R]))
+    refused(ShapeError, "cuts dim 2, but the tensor", call, x, (four, [S(2)]))
+    refused(ArgumentError, "target is None", call, x, None)
+    refused(ArgumentError, "the target of", call, {"w": x}, {"w": 3})
+    refused(ValueError, "must be a prefix", call, {"w": x}, {"v": (four, [R])})
+    refused(ArgumentError, "max_bytes", call, x, (four, [R]), max_bytes=0)
+    refused(ArgumentError, "Give at least 24", call, x, (four, [S(1)]), max_bytes=8)
+    refused(
+        ArgumentError, "dense tensors move", call, {"w": torch.ones(2).to_sparse()}, (four, [R])
+    )
+    refused(ArgumentError, "expected a DTensor", interop.redistribute, full)
+    # On one rank only: the others learn of it.
+    wrong = (four, [S(2)]) if rank == 1 else (four, [S(1)])
+    text = "cuts dim 2" if rank == 1 else "rank 1 refused: ShapeError"
+    refused((ShapeError, AgreementError), text, call, x, wrong)
+    other = (square, [R, S(1)]) if rank == 2 else (square, [S(1), R])
+    refused(AgreementError, "different arguments", call, x, other)
+    short = DTensor.from_local(torch.ones(2 + rank, 6), four, [S(0)], shape=(8, 6), stride=(6, 1))
+    text = "gives a tensor of shape (8, 6)" if rank else "refused: ShapeError"
+    refused((ShapeError, AgreementError), text, call, short, (four, [R]))
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        y = made(full, low, [S(0)])
+        refused(ArgumentError, "is not in the process group", call, y, (four, [R]), group=group)
+        same(call(y, (low, [S(1)]), group=group), full, low, [S(1)])
+    same(call(x, (four, [S(1)])), full, four, [S(1)])
+
+
+def plans():
+    """A plan prints what moves, needs no communication, and is what is moved."""
+    four, square = meshes()[:2]
+    x = {"w": made(values((64, 32), torch.float32), four, [S(0)])}
+    if dist.get_rank() == 0:
+        plan = interop.plan(x, (square, [S(1), R]), topology="8-gpu hosts")
+        assert plan.bytes_moved == plan.lower_bound_bytes == 2 * 64 * 32 * 4 * 3 // 4
+        assert "S(0)" in str(plan)
+        assert plan.check()
+        cast = interop.plan(x, (square, [S(1), R]), dtype="bfloat16")
+        assert 2 * cast.bytes_moved == plan.bytes_moved
+        limited = interop.plan(x, (square, [S(1), R]), max_bytes=600)
+        assert limited.rounds > 1
+    dist.barrier()
+
+
+def memory_failure():
+    """A rank that has no memory for its part: all raise, and the sources are as they were."""
+    four = meshes()[0]
+    full = values((16, 8), torch.float32)
+    x = made(full, four, [S(0)])
+    own = moving.Mover._target
+
+    def failing(self, passage, hop):
+        if dist.get_rank() == 2:
+            raise MemoryError("no room")
+        return own(self, passage, hop)
+
+    moving.Mover._target = failing
+    try:
+        for near in (False, None):
+            for donate in (False, True):
+                text = "ranks [2] could not take part"
+                options = {"near": near, "donate": donate}
+                refused(MemoryError, text, interop.reshard, x, (four, [S(1)]), **options)
+    finally:
+        moving.Mover._target = own
+    same(interop.reshard(x, (four, [S(1)])), full, four, [S(1)])
+
+
+def budget():
+    """Buffers of messages take no more than max_bytes."""
+    four = meshes()[0]
+    full = values((512, 1024), torch.float32)
+    x = made(full, four, [S(0)])
+    sizes = []
+    own = moving.Carrier._place
+
+    def seen(self, boxes):
+        found = own(self, boxes)
+        sizes.append(found.numel())
+        return found
+
+    moving.Carrier._place = seen
+    try:
+        y = interop.reshard(x, (four, [S(1)]), max_bytes=60_000, near=False)
+    finally:
+        moving.Carrier._place = own
+    same(y, full, four, [S(1)])
+    assert max(sizes) <= 60_000 // 6
+    assert len(sizes) > 3
+
+
+def progress():
+    four = meshes()[0]
+    x = made(values((512, 64), torch.float32), four, [S(0)])
+    for near in (False, None):
+        told = []
+        interop.reshard(x, (four, [S(1)]), progress=lambda *a, told=told: told.append(a), near=near)
+        assert told[-1] == (512 * 16 * 4, 512 * 16 * 4)
+
+
+def state_dicts():
+    """FSDP2's sharded weights become tensor parallel ones, and come back; modules take them."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    four, square = meshes()[:2]
+
+    def model():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(10, 7), torch.nn.Linear(7, 5))
+
+    whole = model().state_dict()
+    trained = model()
+    for layer in trained:
+        fully_shard(layer, mesh=four)
+    fully_shard(trained, mesh=four)
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    served = parallelize_module(model(), square["tp"], plan)
+    with torch.no_grad():
+        for parameter in served.parameters():
+            parameter.zero_()
+    target = {
+        "0.weight": (square, [R, S(0)]),
+        "0.bias": (square, [R, S(0)]),
+        "1.weight": (square, [R, S(1)]),
+        "1.bias": (square, [R, R]),
+    }
+    moved = interop.reshard(trained.state_dict(), target)
+    for name, (mesh, placements) in target.items():
+        same(moved[name], whole[name], mesh, placements)
+    straight = interop.reshard(trained.state_dict(), served.state_dict())
+    served.load_state_dict(straight)
+    for name, value in served.state_dict().items():
+        same(value, whole[name], value.device_mesh, value.placements)
+    back = interop.reshard(moved, trained.state_dict())
+    for name, value in trained.state_dict().items():
+        same(back[name], whole[name], value.device_mesh, value.placements)
+    trained.load_state_dict(back)
+
+
+def strangers():
+    """Where processes cannot read each other's memory, they send."""
+    four = meshes()[0]
+    full = values((9, 9), torch.float32)
+    kept, own = dict(agreeing._NEAR), agreeing.is_readable
+    agreeing._NEAR.clear()
+    agreeing.is_readable = lambda other: own(other) and dist.get_rank() != 3
+    try:
+        same(interop.redistribute(made(full, four, [S(0)]), four, [S(1)]), full, four, [S(1)])
+        assert set(agreeing._NEAR.values()) == {None}
+    finally:
+        agreeing.is_readable = own
+        agreeing._NEAR.clear()
+        agreeing._NEAR.update(kept)
+
+
+# arrays over the same memory
+
+
+def same_memory():
+    """DTensors and arrays at the same addresses, over 200 random placements."""
+    draw, known = random.Random(3), meshes()
+    rank, checked, number = dist.get_rank(), 0, 0
+    whole = meshard.NamedSharding(meshard.make_mesh((len(meshard.devices()),), ("d",)), meshard.P())
+    while checked < 200:
+        number += 1
+        mesh = draw.choice(known)
+        shape = [draw.choice([0, 1, 3, 5, 8, 9]) for _ in range(draw.choice([1, 2, 3]))]
+        placements = some_placements(draw, mesh, len(shape))
+        dtype = draw.choice([torch.float32, torch.bfloat16, torch.int64])
+        full = values(shape, dtype, number)
+        x = made(full, mesh, placements)
+        try:
+            array = interop.to_meshard(x)
+        except ShardingError:
+            refused(ShardingError, "separate boxes of the whole", interop.to_meshard, x)
+            continue
+        local = x.to_local()
+        inside = mesh.get_coordinate() is not None and local.numel()
+        if inside:
+            blocks = [b for b in array._blocks if b is not None and b.size]
+            first = min(b.ctypes.data for b in blocks)
+            assert local.data_ptr() <= first < local.data_ptr() + local.nbytes
+            assert sum(b.nbytes for b in blocks) == local.nbytes
+        try:
+            back = interop.from_meshard(array, mesh, placements)
+        except ShardingError:
+            text = "made of several boxes"
+            refused(ShardingError, text, interop.from_meshard, array, mesh, placements)
+        else:
+            assert back.to_local().data_ptr() == local.data_ptr() or not inside
+            assert back.to_local().shape == local.shape
+            same(back, full, mesh, placements)
+        if number % 4 == 0:
+            found = interop.from_meshard(meshard.reshard(array, whole))
+            assert torch.equal(found, full)
+        checked += 1
+    assert rank in range(4)
+
+
+def arrays_as_asked():
+    four, square = meshes()[:2]
+    full = values((6, 9), torch.bfloat16)
+    x = made(full, four, [S(0)])
+    array = interop.to_meshard({"w": x, "n": 2})["w"]
+    text = "first"
+    refused(ShardingError, text, interop.from_meshard, array, square, [S(1), R])
+    wanted = interop.to_sharding(square, [S(1), R], array.shape)
+    back = interop.from_meshard(meshard.reshard(array, wanted), square, [S(1), R])
+    same(back, full, square, [S(1), R])
+    part = DTensor.from_local(torch.ones(4), four, [Partial()])
+    refused(ShardingError, "reduce=True", interop.to_meshard, part)
+    assert interop.to_meshard(part, reduce=True).tolist() == [4.0] * 4
+    refused(meshard.errors.NotAddressableError, "holds 1 of the 3", interop.from_meshard, array)
+
+
+MOVES = [
+    moves_by_messages,
+    moves_by_reading,
+    every_pair_of_one_dim,
+    halves_of_a_job,
+    trees,
+    donated,
+    sums,
+    layouts_of_torch,
+    strides,
+    large,
+    refusals,
+    plans,
+    memory_failure,
+    budget,
+    progress,
+    state_dicts,
+    strangers,
+]
+ARRAYS = [same_memory, arrays_as_asked]
+
+
+def mismatch():
+    refused(
+        ConfigError,
+        "PyTorch's job has 4 ranks",
+        interop.to_meshard,
+        made(torch.ones(4), meshes()[0], [S(0)]),
+    )
+
+
+def start(kind):
+    limit = timedelta(seconds=60)
+    if kind == "moves":
+        dist.init_process_group("gloo", timeout=limit)
+        return
+    rank, count = meshard.process_index(), meshard.process_count()
+    folder = Path(tempfile.gettempdir()) / f"meshard-torch-{sys.argv[2].replace('/', '_')}"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}", rank=rank, world_size=count, timeout=limit
+    )
+
+
+def main(kind, file):
+    torch.set_num_threads(1)
+    start(kind)
+    found = {}
+    for check in [*MOVES, mismatch] if kind == "moves" else ARRAYS:
+        told = None
+        try:
+            check()
+        except BaseException:
+            told = traceback.format_exc()
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, told)
+        found[check.__name__] = [f"rank {r}: {t}" for r, t in enumerate(every) if t]
+        if any(every):
+            break
+    if dist.get_rank() == 0:
+        Path(file).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
