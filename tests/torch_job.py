@@ -489,7 +489,7 @@ def arrays_as_asked():
     part = DTensor.from_local(torch.ones(4), four, [Partial()])
     refused(ShardingError, "reduce=True", interop.to_meshard, part)
     assert interop.to_meshard(part, reduce=True).tolist() == [4.0] * 4
-    refused(meshard.errors.NotAddressableError, "holds 1 of the 3", interop.from_meshard, array)
+    refused(meshard.errors.NotAddressableError, "holds 1 of the 4", interop.from_meshard, array)
 
 
 MOVES = [

@@ -6,6 +6,7 @@ try:
     import torch as torch
     import torch.distributed as distributed
     from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
+    from torch.distributed.device_mesh import _mesh_resources as mesh_resources
     from torch.distributed.tensor import DTensor as DTensor
     from torch.distributed.tensor import placement_types as placement_types
 except ImportError as error:
@@ -14,4 +15,4 @@ except ImportError as error:
         "with pip install 'meshard[torch]'; meshard itself never needs it."
     ) from error
 
-__all__ = ["DTensor", "DeviceMesh", "distributed", "placement_types", "torch"]
+__all__ = ["DTensor", "DeviceMesh", "distributed", "mesh_resources", "placement_types", "torch"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from meshard.errors import ArgumentError, DeletedArrayError, ShardingError
+from meshard.errors import ArgumentError, DeletedArrayError
 from meshard.interop.tensors.agreeing import Note, agreed, gathered, neighbours, note_of, same
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.moving import Mover, Passage, Travel, free
 from meshard.interop.tensors.near import whereabouts
-from meshard.interop.tensors.placed import Placed, rank_device
+from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.planning import Options, Planned, known, planned
 from meshard.interop.tensors.specs import mesh_of
 from meshard.interop.tensors.wanted import (
@@ -182,8 +182,8 @@ def plan(
     """
     what = "plan"
     options = Options(max_bytes, donate, False, dtype, reduce, group, None, what)
-    listing, leaves = options.reader().listed(tree)
-    found = goals(listing, leaves, target, dtype, what)
+    listing, _ = options.reader().listed(tree)
+    found = goals(listing, target, dtype, group, what)
     return planned(listing.entries, found, options, topology)[0]
 
 
@@ -234,7 +234,7 @@ class _Job:
         """Check everything that this rank knows, and return what it tells the others."""
         options, listing = self._options.checked(), self._listing
         assert listing is not None
-        self._goals = goals(listing, self._leaves, self._target, options.dtype, self._what)
+        self._goals = goals(listing, self._target, options.dtype, self._group, self._what)
         ranks = frozenset(group_ranks(self._group))
         for entry, goal in zip(listing.entries, self._goals, strict=True):
             if goal is not None:
@@ -474,9 +474,6 @@ def _check_ranks(place: Placed, ranks: frozenset[int], what: str, whose: str) ->
             f"{what}: rank {missing[0]} of {whose} is not in the process group, which has the "
             f"ranks {sorted(ranks)}. Pass group=, or None for the group of the whole job."
         )
-    if len(set(place.ranks)) < len(place.ranks):
-        raise ShardingError(f"{what}: {whose} has a rank twice.")
-    rank_device(place.ranks[0])
 
 
 def _tied(listing: Listing, tensors: Sequence[Any]) -> list[int]:

@@ -5,13 +5,18 @@ In: a `DTensor`, or a mesh, placements and a shape. Out: a `Placed`, which knows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError
-from meshard.interop.tensors.loading import DeviceMesh, DTensor, placement_types
+from meshard.interop.tensors.loading import (
+    DeviceMesh,
+    DTensor,
+    mesh_resources,
+    placement_types,
+)
 from meshard.interop.tensors.placed import Placed, Step
 
 _STRIDED: Any = getattr(placement_types, "_StridedShard", ())
@@ -31,8 +36,8 @@ def mesh_of(mesh: Any, what: str, name: str = "device_mesh") -> Any:
     return mesh
 
 
-def placed_of(x: Any, what: str) -> Placed:
-    """Return how a DTensor is laid out.
+def placed_of(x: Any, what: str, ranks: Collection[int] | None = None) -> Placed:
+    """Return how a DTensor is laid out; see `placed` for ``ranks``.
 
     Raises:
         ShardingError: if it is a sum that is still to be taken.
@@ -41,7 +46,7 @@ def placed_of(x: Any, what: str) -> Placed:
     order = getattr(spec, "shard_order", None)
     strided = any(isinstance(p, _STRIDED) for p in x.placements)
     given = None if order is None or strided else tuple([(e[0], tuple(e[1])) for e in order])
-    return placed(tuple(x.shape), x.device_mesh, x.placements, what, given)
+    return placed(tuple(x.shape), x.device_mesh, x.placements, what, order=given, ranks=ranks)
 
 
 Order = tuple[tuple[int, tuple[int, ...]], ...]
@@ -49,9 +54,18 @@ Order = tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def placed(
-    shape: tuple[int, ...], mesh: Any, placements: Any, what: str, order: Order | None = None
+    shape: tuple[int, ...],
+    mesh: Any,
+    placements: Any,
+    what: str,
+    *,
+    order: Order | None = None,
+    ranks: Collection[int] | None = None,
 ) -> Placed:
     """Return how tensors of a shape are laid out by placements on a mesh.
+
+    A mesh that is a part of another one, such as ``mesh["tp"]``, has other ranks on each group of
+    ranks. It counts as the whole one, with replicas along the dims that were left out.
 
     Args:
         shape: the tensor's shape.
@@ -59,33 +73,51 @@ def placed(
         placements: one for each dim of the mesh.
         what: the function that was called, for messages.
         order: the order in which mesh dims cut; by default left to right.
+        ranks: those that take part, if not all do; the whole mesh counts only if it is of these.
 
     Raises:
         ArgumentError: if they are not placements, or not as many as the mesh has dims.
         ShapeError: if a dim does not exist.
         ShardingError: if they say that a sum is still to be taken.
     """
+    root = _root(mesh_of(mesh, what))
     try:
-        return _placed(shape, mesh_of(mesh, what), tuple(placements), order)
-    except TypeError:  # they cannot be iterated over, or hashed
-        return _read(shape, mesh, placements, what, order)
-    except MeshardError:
-        return _read(shape, mesh, placements, what, order)
+        found = _placed(shape, mesh, root, tuple(placements), order)
+    except (TypeError, MeshardError):  # they cannot be iterated over, or hashed, or are refused
+        return _read(shape, mesh, root, placements, order, what)
+    if root is None or ranks is None or all(r in ranks for r in found.ranks):
+        return found
+    return _placed(shape, mesh, None, tuple(placements), order)
+
+
+def _root(mesh: Any) -> Any:
+    """Return the mesh that another one is a part of, by the names of its dims; None if of none."""
+    get: Any = getattr(mesh, "_get_root_mesh", None)
+    root = mesh_resources.get_root_mesh(mesh) if get is None else get()
+    if root is None or root is mesh:
+        return None
+    names, every = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
+    if not names or len(every) <= len(names) or not set(names) <= set(every):
+        return None
+    return root
 
 
 @lru_cache(maxsize=1 << 13)
-def _placed(shape: tuple[int, ...], mesh: Any, placements: Any, order: Order | None) -> Placed:
-    return _read(shape, mesh, placements, "", order)
+def _placed(
+    shape: tuple[int, ...], mesh: Any, root: Any, placements: Any, order: Order | None
+) -> Placed:
+    return _read(shape, mesh, root, placements, order, "")
 
 
 def _read(
-    shape: tuple[int, ...], mesh: Any, placements: Any, what: str, order: Order | None
+    shape: tuple[int, ...], mesh: Any, root: Any, placements: Any, order: Order | None, what: str
 ) -> Placed:
     steps: list[list[Step]] = [[] for _ in shape]
-    tensor = mesh.mesh
+    tensor = (mesh if root is None else root).mesh
     sizes, ranks = tuple(tensor.shape), tuple(tensor.flatten().tolist())
-    entries = _entries(sizes, placements, what)
-    for number, placement in enumerate(entries):
+    entries = _entries(tuple(mesh.mesh.shape), placements, what)
+    numbers = _dims(mesh, root)
+    for number, placement in zip(numbers, entries, strict=True):
         if placement.is_partial():
             raise ShardingError(
                 f"{what}: {placement} on mesh dim {number} says that each rank holds a part of a "
@@ -103,12 +135,20 @@ def _read(
         factor = int(placement.split_factor) if isinstance(placement, _STRIDED) else 1
         steps[dim].append((number, factor))
     for dim, wanted in order or ():
-        steps[dim].sort(key=lambda step, wanted=wanted: wanted.index(step[0]))  # type: ignore[misc]
-    names = tuple(mesh.mesh_dim_names or ())
+        places = [numbers[m] for m in wanted]
+        steps[dim].sort(key=lambda step, places=places: places.index(step[0]))  # type: ignore[misc]
+    names = tuple((mesh if root is None else root).mesh_dim_names or ())
     if len(set(names)) != len(sizes):
         names = tuple([f"mesh{i}" for i in range(len(sizes))])
     text = "[" + ", ".join([_text(p) for p in entries]) + "]"
     return Placed(shape, ranks, sizes, names, tuple(map(tuple, steps)), text)
+
+
+def _dims(mesh: Any, root: Any) -> list[int]:
+    """Return which dims of the whole mesh the dims of a mesh are."""
+    if root is None:
+        return list(range(mesh.ndim))
+    return [root.mesh_dim_names.index(name) for name in mesh.mesh_dim_names]
 
 
 def _entries(sizes: tuple[int, ...], placements: Any, what: str) -> Sequence[Any]:

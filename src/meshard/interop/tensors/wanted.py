@@ -138,14 +138,15 @@ class Reader:
         shape, dtype, device = tuple(x.shape), dtype_name(x.dtype), x.device.type
         if not isinstance(x, DTensor):
             ranks = group_ranks(self.group)
-            whole = tuple([()] * len(shape))
-            before = Placed(shape, ranks, (len(ranks),), ("ranks",), whole, "tensor")
+            uncut = tuple([()] * len(shape))
+            before = Placed(shape, ranks, (len(ranks),), ("ranks",), uncut, "tensor")
             return Entry(number, name, path, shape, dtype, before, False, False, device)
         partial = is_partial(x)
         if partial and self.reduce:
-            before = placed(shape, x.device_mesh, without_sums(x.placements), what)
+            whole = without_sums(x.placements)
+            before = placed(shape, x.device_mesh, whole, what, ranks=group_ranks(self.group))
         else:
-            before = placed_of(x, what)
+            before = placed_of(x, what, group_ranks(self.group))
         return Entry(number, name, path, shape, dtype, before, partial, True, device)
 
 
@@ -164,9 +165,7 @@ def group_ranks(group: Any) -> tuple[int, ...]:
 # where they go
 
 
-def goals(
-    listing: Listing, leaves: Sequence[Any], target: Any, dtype: Any, what: str
-) -> list[Goal | None]:
+def goals(listing: Listing, target: Any, dtype: Any, group: Any, what: str) -> list[Goal | None]:
     """Return where each tensor goes; None for one that stays as it is.
 
     Raises:
@@ -175,7 +174,7 @@ def goals(
         ShapeError: if a dim that is to be cut does not exist.
     """
     wanted = None if dtype is None else torch_dtype(dtype, what)
-    every = _targets(listing, leaves, target, what)
+    every = _targets(listing, target, what)
     found: list[Goal | None] = []
     for entry in listing.entries:
         given = every(entry)
@@ -189,7 +188,7 @@ def goals(
             continue
         mesh, placements = _pair(given, entry, what)
         text = f"{what}: {entry.name}" if entry.path else what
-        after = placed(entry.shape, mesh, placements, text)
+        after = placed(entry.shape, mesh, placements, text, ranks=group_ranks(group))
         found.append(Goal(after, _cast(entry.dtype, wanted), mesh, tuple(placements)))
     return found
 
@@ -214,9 +213,7 @@ def _is_target(x: Any) -> bool:
     )
 
 
-def _targets(
-    listing: Listing, leaves: Sequence[Any], target: Any, what: str
-) -> Callable[[Entry], Target]:
+def _targets(listing: Listing, target: Any, what: str) -> Callable[[Entry], Target]:
     """Return what says for each tensor where it goes."""
     if target is None:
         raise ArgumentError(
