@@ -45,7 +45,8 @@ SEES: dict[str, frozenset[str]] = {
     VERSION: frozenset(),
     **{floor: frozenset(TOWER[:height]) for height, floor in enumerate(TOWER)},
     "mpi": frozenset(TOWER[: TOWER.index("ops")]),
-    **dict.fromkeys(("compat", "interop", "weights"), frozenset(TOWER)),
+    **dict.fromkeys(("compat", "weights"), frozenset(TOWER)),
+    "interop": frozenset({*TOWER, "mpi"}),
     "resilience": frozenset({*TOWER, "weights"}),
     "environment": frozenset({*TOWER, "compat"}),
 }

@@ -11,7 +11,6 @@ import random
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import ml_dtypes
@@ -20,7 +19,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.errors import ArgumentError, DtypeError
+from meshard.errors import ArgumentError, ConfigError, DtypeError
 
 torch = pytest.importorskip("torch")
 
@@ -189,6 +188,8 @@ def test_one_rank(one):
 
 
 def test_without_a_group():
+    with pytest.raises(ConfigError, match="there is no process group"):
+        interop.initialize()
     with pytest.raises(ArgumentError, match="there is no process group"):
         interop.reshard({"w": torch.ones(2)}, {"w": None})
 
@@ -238,9 +239,12 @@ def test_moves(moves, name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.skipif(find_spec("mpi4py") is None, reason="needs MPI")
-def test_arrays_of_the_same_memory(tmp_path):
-    line = ["meshard", "run", "-n", "4", "--", "-m", "tests.torch_job", "arrays"]
-    found = finished(line, tmp_path / "arrays.json")
+@pytest.mark.parametrize("launcher", ["torch", "mpi"])
+def test_arrays_of_the_same_memory(tmp_path, launcher):
+    line = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    if launcher == "mpi":
+        pytest.importorskip("mpi4py")
+        line = ["meshard", "run", "-n", "4", "--"]
+    found = finished([*line, "-m", "tests.torch_job", "arrays"], tmp_path / "arrays.json")
     assert {name: told for name, told in found.items() if told} == {}
     assert len(found) == 2

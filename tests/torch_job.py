@@ -1,12 +1,14 @@
 """A job of PyTorch's on four ranks, whose checks `test_interop_torch` reads.
 
     PYTHON -m torch.distributed.run --nproc-per-node 4 -m tests.torch_job moves FILE
-    meshard run -n 4 -m tests.torch_job arrays FILE
+    PYTHON -m torch.distributed.run --nproc-per-node 4 -m tests.torch_job arrays FILE
+    meshard run -n 4 -- -m tests.torch_job arrays FILE
 
 Rank 0 writes for each check what it found wrong, or nothing.
 """
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -515,6 +517,9 @@ ARRAYS = [same_memory, arrays_as_asked]
 
 
 def mismatch():
+    pair = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        refused(ConfigError, "has the ranks [0, 1], but the job has 4", interop.initialize, pair)
     refused(
         ConfigError,
         "PyTorch's job has 4 ranks",
@@ -525,8 +530,11 @@ def mismatch():
 
 def start(kind):
     limit = timedelta(seconds=60)
-    if kind == "moves":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("gloo", timeout=limit)
+        if kind == "arrays":
+            interop.initialize()
+            interop.initialize()
         return
     rank, count = meshard.process_index(), meshard.process_count()
     folder = Path(tempfile.gettempdir()) / f"meshard-torch-{sys.argv[2].replace('/', '_')}"

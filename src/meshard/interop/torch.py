@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from meshard.algebra.boundary import bound_all
 from meshard.interop.tensors.convert import from_meshard, to_meshard, to_sharding
+from meshard.interop.tensors.joining import initialize
 from meshard.interop.tensors.reshard import plan, redistribute, reshard
 
-__all__ = ["from_meshard", "plan", "redistribute", "reshard", "to_meshard", "to_sharding"]
+__all__ = [
+    "from_meshard",
+    "initialize",
+    "plan",
+    "redistribute",
+    "reshard",
+    "to_meshard",
+    "to_sharding",
+]
 
 bound_all(globals()[name] for name in __all__)

@@ -33,7 +33,7 @@ from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
-from meshard.runtime.trees import flatten_with_none, unflatten
+from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import KEY, Block
 from meshard.runtime.world import RuntimeWorld, here
 
@@ -176,11 +176,10 @@ def check_world(world: RuntimeWorld, what: str) -> None:
         return
     raise ConfigError(
         f"{what}: PyTorch's job has {ranks} ranks, of which this is rank {rank}; meshard's has "
-        f"{len(world.processes)} processes, of which this is process {world.process_index}. Start "
-        "the program with `meshard run -n "
-        f"{ranks}` and give init_process_group rank=meshard.process_index() and "
-        "world_size=meshard.process_count(), or move DTensors with meshard.interop.torch.reshard, "
-        "which needs no processes of meshard's."
+        f"{len(world.processes)} processes, of which this is process {world.process_index}. Call "
+        "meshard.interop.torch.initialize() after init_process_group and before the first use of "
+        "meshard; or move DTensors with meshard.interop.torch.reshard, which needs no processes of "
+        "meshard's."
     )
 
 

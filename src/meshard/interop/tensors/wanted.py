@@ -20,8 +20,8 @@ from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, to
 from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.specs import is_partial, placed, placed_of, without_sums
 from meshard.runtime.moving.moved import leaf_names
-from meshard.runtime.trees import children_of, flatten_with_accessors
-from meshard.runtime.trees import leaves as leaves_of
+from meshard.runtime.trees.trees import children_of, flatten_with_accessors
+from meshard.runtime.trees.trees import leaves as leaves_of
 
 Target = Any
 """A pair of mesh and placements, a DTensor that is laid out so, or None."""
