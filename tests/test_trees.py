@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import meshard
 from meshard import tree
 from meshard.errors import TreeError
+from meshard.runtime.trees.trees import broadcast_leaves
 from meshard.tree_util import keystr
 
 Point = namedtuple("Point", "x y")
@@ -149,6 +150,14 @@ def test_transposing_exchanges_the_structures(jax):
         tree.transpose(outer, tree.structure({"x": 0}), value)
     with pytest.raises(TreeError, match="prefix"):
         tree.transpose(outer, None, [1])
+
+
+def test_prefixes_match_dicts_by_key():
+    mixed = OrderedDict(b=1, a=OrderedDict(z=2, y=None))
+    assert broadcast_leaves({"a": "A", "b": "B"}, mixed) == ["B", "A"]
+    assert broadcast_leaves({"a": "A", "b": None}, mixed, none_is_leaf=True) == [None, "A", "A"]
+    with pytest.raises(ValueError, match="key"):
+        broadcast_leaves({"a": "A", "c": "C"}, mixed)
 
 
 def test_broadcasting_repeats_the_leaves_of_a_prefix():

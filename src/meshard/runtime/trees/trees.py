@@ -221,7 +221,11 @@ def broadcast_leaves(
         TreeError: if one of the two contains itself.
     """
     try:
-        return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+        spread = optree.tree_broadcast_prefix(
+            prefix, tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf
+        )
+        # A dict and an OrderedDict of the same keys match, whose leaves are in different orders.
+        return optree.tree_structure(tree, none_is_leaf=none_is_leaf).flatten_up_to(spread)
     except RecursionError as error:
         raise endless() from error
 
