@@ -197,7 +197,10 @@ def test_without_a_group():
 # in jobs
 
 
-def finished(line, file):
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+
+
+def run(line):
     env = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     env |= {
@@ -206,8 +209,8 @@ def finished(line, file):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     env |= {f"OMPI_ALLOW_RUN_AS_ROOT{x}": "1" for x in ("", "_CONFIRM")}
-    done = subprocess.run(
-        [sys.executable, "-m", *line, str(file)],
+    return subprocess.run(
+        [sys.executable, "-m", *line],
         capture_output=True,
         text=True,
         timeout=150,
@@ -215,15 +218,18 @@ def finished(line, file):
         env=env,
         check=False,
     )
+
+
+def finished(line, file):
+    done = run([*line, str(file)])
     assert file.exists(), (done.stdout + done.stderr)[-4000:]
     return json.loads(file.read_text())
 
 
 @pytest.fixture(scope="module")
 def moves(tmp_path_factory):
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     file = tmp_path_factory.mktemp("torch") / "moves.json"
-    return finished([*launcher, "-m", "tests.torch_job", "moves"], file)
+    return finished([*TORCHRUN, "-m", "tests.torch_job", "moves"], file)
 
 
 JOB = (ROOT / "tests" / "torch_job.py").read_text()
@@ -241,10 +247,21 @@ def test_moves(moves, name):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("launcher", ["torch", "mpi"])
 def test_arrays_of_the_same_memory(tmp_path, launcher):
-    line = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    line = TORCHRUN
     if launcher == "mpi":
         pytest.importorskip("mpi4py")
         line = ["meshard", "run", "-n", "4", "--"]
     found = finished([*line, "-m", "tests.torch_job", "arrays"], tmp_path / "arrays.json")
     assert {name: told for name, told in found.items() if told} == {}
     assert len(found) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_program_of_the_guide(tmp_path):
+    page = (ROOT / "docs" / "migration" / "fsdp.md").read_text()
+    program, printed = re.search(r"```py\n(.*?)```\n\n```\n(.*?)```", page, re.S).groups()
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    done = run([*TORCHRUN, str(file)])
+    assert done.stdout == printed, done.stderr[-2000:]

@@ -118,20 +118,9 @@ def _read(
     entries = _entries(tuple(mesh.mesh.shape), placements, what)
     numbers = _dims(mesh, root)
     for number, placement in zip(numbers, entries, strict=True):
-        if placement.is_partial():
-            raise ShardingError(
-                f"{what}: {placement} on mesh dim {number} says that each rank holds a part of a "
-                "sum. Pass reduce=True to take the sum first, or x.redistribute(placements=...) "
-                "with Replicate or Shard there."
-            )
-        dim = getattr(placement, "dim", None)
+        dim = _cut_dim(placement, number, shape, what)
         if dim is None:
             continue
-        if not -len(shape) <= dim < len(shape):
-            raise ShapeError(
-                f"{what}: {placement} on mesh dim {number} cuts dim {dim}, but the tensor of shape "
-                f"{shape} has {len(shape)} dims."
-            )
         factor = int(placement.split_factor) if isinstance(placement, _STRIDED) else 1
         steps[dim].append((number, factor))
     for dim, wanted in order or ():
@@ -142,6 +131,23 @@ def _read(
         names = tuple([f"mesh{i}" for i in range(len(sizes))])
     text = "[" + ", ".join([_text(p) for p in entries]) + "]"
     return Placed(shape, ranks, sizes, names, tuple(map(tuple, steps)), text)
+
+
+def _cut_dim(placement: Any, number: int, shape: tuple[int, ...], what: str) -> int | None:
+    """Return which dim of a tensor a placement cuts; None if none."""
+    if placement.is_partial():
+        raise ShardingError(
+            f"{what}: {placement} on mesh dim {number} says that each rank holds a part of a "
+            "sum. Pass reduce=True to take the sum first, or x.redistribute(placements=...) "
+            "with Replicate or Shard there."
+        )
+    dim: int | None = getattr(placement, "dim", None)
+    if dim is not None and not -len(shape) <= dim < len(shape):
+        raise ShapeError(
+            f"{what}: {placement} on mesh dim {number} cuts dim {dim}, but the tensor of shape "
+            f"{shape} has {len(shape)} dims."
+        )
+    return dim
 
 
 def _dims(mesh: Any, root: Any) -> list[int]:
