@@ -3,6 +3,8 @@
 What the ranks of a job check is in `torch_job`. Without PyTorch all of it is skipped.
 """
 
+import doctest
+import importlib
 import itertools
 import json
 import math
@@ -187,10 +189,21 @@ def test_one_rank(one):
         interop.reshard(x, (one, [Shard(0)]), dtype="int4")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["bits", "convert", "joining", "placed", "reshard"])
+def test_examples_of_docstrings(name):
+    module = importlib.import_module(f"meshard.interop.tensors.{name}")
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    assert found.attempted
+    assert not found.failed
+
+
 def test_without_a_group():
     with pytest.raises(ConfigError, match="there is no process group"):
         interop.initialize()
-    with pytest.raises(ArgumentError, match="there is no process group"):
+    with pytest.raises(ConfigError, match="there is no process group"):
+        interop.plan({}, {})
+    with pytest.raises(ConfigError, match="there is no process group"):
         interop.reshard({"w": torch.ones(2)}, {"w": None})
 
 

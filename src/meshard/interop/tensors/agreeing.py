@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.errors import AgreementError, TransportError
+from meshard.errors import AgreementError, ConfigError, TransportError
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
 from meshard.interop.tensors.near import Calling, Whereabouts, calling, is_readable
@@ -34,6 +34,19 @@ class Note:
     digest: bytes | None
     tied: tuple[int, ...] = ()
     places: tuple[Whereabouts | None, ...] = ()
+
+
+def check_group(what: str) -> None:
+    """Refuse to go on without a process group.
+
+    Raises:
+        ConfigError: with what to call.
+    """
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise ConfigError(
+            f"{what}: there is no process group. Call torch.distributed.init_process_group first, "
+            "in a program started by torchrun."
+        )
 
 
 def gathered(value: Any, group: Any, what: str) -> list[Any]:

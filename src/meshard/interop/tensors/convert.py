@@ -26,6 +26,7 @@ from meshard.errors import (
     ShapeError,
     ShardingError,
 )
+from meshard.interop.tensors.agreeing import check_group
 from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
@@ -341,13 +342,15 @@ def to_sharding(device_mesh: Any, placements: Any, shape: Any) -> Sharding:
         ShardingError: if they are ``Partial``, or give a rank several boxes.
         ConfigError: if the processes of this job are not those of the process group.
 
-    >>> import torch
-    >>> to_sharding(torch.ones(2), [], (2,))
-    Traceback (most recent call last):
-        ...
-    meshard.errors.ArgumentError: to_sharding: device_mesh must be a torch.distributed...
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.tensor import Shard, init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> to_sharding(init_device_mesh("cpu", (1,), mesh_dim_names=("dp",)), [Shard(1)], (2, 3)).spec
+    P(None, 'dp')
+    >>> dist.destroy_process_group()
     """
     what = "to_sharding"
+    check_group(what)
     mesh_of(device_mesh, what)
     place = placed(tuple(map(int, shape)), device_mesh, placements, what)
     devices = devices_of(here(), place, what)

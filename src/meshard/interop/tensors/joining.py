@@ -6,7 +6,7 @@ from typing import Any
 
 from meshard.algebra.world import known_world
 from meshard.errors import ConfigError
-from meshard.interop.tensors.agreeing import gathered
+from meshard.interop.tensors.agreeing import check_group, gathered
 from meshard.interop.tensors.loading import distributed
 from meshard.interop.tensors.wanted import group_ranks
 from meshard.mpi.launch import join
@@ -31,11 +31,7 @@ def initialize(group: Any = None) -> None:
     meshard.errors.ConfigError: initialize: there is no process group. Call torch.distributed...
     """
     what = "initialize"
-    if not distributed.is_initialized():
-        raise ConfigError(
-            f"{what}: there is no process group. Call torch.distributed.init_process_group first, "
-            "in a program started by torchrun."
-        )
+    check_group(what)
     rank, count = distributed.get_rank(), distributed.get_world_size()
     if group_ranks(group) != tuple(range(count)):
         raise ConfigError(

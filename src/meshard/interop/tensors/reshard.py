@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from meshard.errors import ArgumentError, DeletedArrayError
-from meshard.interop.tensors.agreeing import Note, agreed, gathered, neighbours, note_of, same
+from meshard.interop.tensors.agreeing import (
+    Note,
+    agreed,
+    check_group,
+    gathered,
+    neighbours,
+    note_of,
+    same,
+)
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.moving import Mover, Passage, Travel, free
@@ -78,6 +86,7 @@ def reshard(
     Raises:
         ArgumentError: if a tensor, a target or ``max_bytes`` is not what is said here, or a mesh
             has ranks that the group does not have.
+        ConfigError: if there is no process group.
         ShapeError: if a local tensor does not have the shape that its placements say.
         ShardingError: if a DTensor is ``Partial``.
         DeletedArrayError: if a tensor's memory was given up.
@@ -90,10 +99,14 @@ def reshard(
     A refusal comes before anything has moved. After any failure tensors that were not donated are
     as they were.
 
-    >>> reshard({"w": torch.ones(2)}, None)
-    Traceback (most recent call last):
-        ...
-    meshard.errors.ArgumentError: reshard: target is None. Give a pair (device_mesh, placements)...
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mesh = init_device_mesh("cpu", (1,))  # torchrun starts more ranks
+    >>> x = DTensor.from_local(torch.arange(4.0), mesh, [Shard(0)])
+    >>> reshard({"w": x}, (mesh, [Replicate()]), dtype="bfloat16")["w"].to_local()
+    tensor([0., 1., 2., 3.], dtype=torch.bfloat16)
+    >>> dist.destroy_process_group()
     """
     what = "reshard"
     options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
@@ -127,10 +140,14 @@ def redistribute(
         ArgumentError: if an argument is not what is said here.
         AgreementError, ShardingError, ShapeError, AllocationError, ProcessLostError: see `reshard`.
 
-    >>> redistribute(torch.ones(2))
-    Traceback (most recent call last):
-        ...
-    meshard.errors.ArgumentError: redistribute: expected a DTensor, got a Tensor. ...
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mesh = init_device_mesh("cpu", (1,))  # torchrun starts more ranks
+    >>> x = DTensor.from_local(torch.arange(4.0), mesh, [Shard(0)])
+    >>> redistribute(x, mesh, [Replicate()]).placements
+    (Replicate(),)
+    >>> dist.destroy_process_group()
     """
     what = "redistribute"
     if not isinstance(x, DTensor):
@@ -177,11 +194,18 @@ def plan(
     Raises:
         ArgumentError, ShapeError, ShardingError, TreeError: see `reshard`.
 
-    >>> plan({}, {}).bytes_moved
+    >>> import torch.distributed as dist
+    >>> from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mesh = init_device_mesh("cpu", (1,))  # torchrun starts more ranks
+    >>> x = DTensor.from_local(torch.arange(4.0), mesh, [Shard(0)])
+    >>> plan({"w": x}, (mesh, [Replicate()])).bytes_moved
     0
+    >>> dist.destroy_process_group()
     """
     what = "plan"
     options = Options(max_bytes, donate, False, dtype, reduce, group, None, what)
+    check_group(what)
     listing, _ = options.reader().listed(tree)
     found = goals(listing, target, dtype, group, what)
     return planned(listing.entries, found, options, topology)[0]
@@ -203,11 +227,7 @@ class _Job:
 
     def run(self) -> Any:
         """Return the tree, moved."""
-        if not distributed.is_initialized():
-            raise ArgumentError(
-                f"{self._what}: there is no process group. Call "
-                "torch.distributed.init_process_group first, in a program started by torchrun."
-            )
+        check_group(self._what)
         near = self._near()
         own: BaseException | None = None
         note = Note(None, None)
