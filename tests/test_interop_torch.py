@@ -213,7 +213,7 @@ def test_without_a_group():
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 
 
-def run(line):
+def environment():
     env = {k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")}
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     env |= {
@@ -222,13 +222,17 @@ def run(line):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     env |= {f"OMPI_ALLOW_RUN_AS_ROOT{x}": "1" for x in ("", "_CONFIRM")}
+    return env
+
+
+def run(line):
     return subprocess.run(
         [sys.executable, "-m", *line],
         capture_output=True,
         text=True,
         timeout=150,
         cwd=ROOT,
-        env=env,
+        env=environment(),
         check=False,
     )
 
@@ -278,3 +282,19 @@ def test_the_program_of_the_guide(tmp_path):
     file.write_text(program)
     done = run([*TORCHRUN, str(file)])
     assert done.stdout == printed, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("way", ["read", "send"])
+def test_a_rank_that_ends_is_named(tmp_path, way):
+    line = [sys.executable, "-m", "tests.torch_death_job"]
+    ranks = [
+        subprocess.Popen([*line, str(rank), str(tmp_path), way], cwd=ROOT, env=environment())
+        for rank in range(4)
+    ]
+    for rank in ranks:
+        rank.wait(100)
+    told = [(tmp_path / f"told{rank}").read_text() for rank in (0, 1, 3)]
+    for one in told:
+        assert one.startswith("(2,) True True reshard: the exchange with rank 2 failed"), told

@@ -7,14 +7,15 @@ where its tensors are. If the digests differ a second one finds the first line t
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.errors import AgreementError, ConfigError, TransportError
+from meshard.errors import AgreementError, ConfigError, ProcessLostError, TransportError
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
-from meshard.interop.tensors.near import Calling, Whereabouts, calling, is_readable
+from meshard.interop.tensors.near import Calling, Whereabouts, calling, is_gone, is_readable
 from meshard.interop.tensors.wanted import digest, group_ranks
 
 
@@ -132,14 +133,34 @@ def note_of(told: Sequence[str], tied: Sequence[int], places: Any) -> Note:
     return Note(None, digest(told), tuple(tied), tuple(places))
 
 
-# which processes can read each other's memory
+# who the ranks are
 
 
-_NEAR: dict[Any, tuple[Calling, ...] | None] = {}
+_PATIENCE = 0.5
+"""Seconds between two looks at who is still there."""
 
 
-def neighbours(group: Any, what: str) -> tuple[Calling, ...] | None:
-    """Return what the ranks of a group need to read each other's memory; None if they cannot.
+@final
+@dataclass(frozen=True)
+class Neighbours:
+    """The processes of a group.
+
+    Attributes:
+        ranks: their ranks.
+        callings: what each has told of itself.
+        readable: whether all can read each other's memory.
+    """
+
+    ranks: tuple[int, ...]
+    callings: tuple[Calling, ...]
+    readable: bool
+
+
+_NEAR: dict[Any, Neighbours] = {}
+
+
+def neighbours(group: Any, what: str) -> Neighbours:
+    """Return who the ranks of a group are, and whether they can read each other's memory.
 
     All ranks of the group find out together, once; all get the same answer.
     """
@@ -147,5 +168,53 @@ def neighbours(group: Any, what: str) -> tuple[Calling, ...] | None:
     if key not in _NEAR:
         every = gathered(calling(), group, what)
         can = gathered(all(map(is_readable, every)), group, what)
-        _NEAR[key] = tuple(every) if all(can) else None
+        _NEAR[key] = Neighbours(group_ranks(group), tuple(every), all(can))
     return _NEAR[key]
+
+
+def gone_ranks(known: Neighbours) -> list[int]:
+    """Return the ranks on this host whose processes have ended."""
+    return [r for r, c in zip(known.ranks, known.callings, strict=True) if is_gone(c)]
+
+
+def wait_for(work: Any, known: Neighbours) -> None:
+    """Wait until a collective has ended, but not for processes that have.
+
+    PyTorch itself notices the end of direct partners only, and for others waits for its timeout.
+
+    Raises:
+        ProcessLookupError: if a process of this host has ended meanwhile.
+    """
+    begun = asked = time.monotonic()
+    while not work.is_completed():
+        now = time.monotonic()
+        if now - asked > _PATIENCE:
+            gone, asked = gone_ranks(known), now
+            if gone:
+                raise ProcessLookupError("it did not come to where all meet")
+        time.sleep(min(max(2e-5, (now - begun) / 10), 5e-3))
+
+
+def lost(what: str, known: Neighbours, error: object, peer: int | None = None) -> ProcessLostError:
+    """Return the error of an exchange that failed, which names the ranks that have ended.
+
+    Args:
+        what: the function that was called.
+        known: who the ranks are.
+        error: what PyTorch, or the kernel, says.
+        peer: the rank with which it failed; None if it was one with all.
+    """
+    gone = gone_ranks(known)
+    if not gone:
+        time.sleep(_PATIENCE)  # its sockets are closed before it has ended
+        gone = gone_ranks(known)
+    named = gone or ([] if peer is None else [peer])
+    who = f"rank {named[0]}" if len(named) == 1 else f"ranks {named}" if named else "other ranks"
+    why = " has ended" if len(gone) == 1 else " have ended" if gone else ""
+    told = (str(error).splitlines() or ["no reason was given"])[0]
+    return ProcessLostError(
+        f"{what}: the exchange with {who} failed{', which' + why if why else ''}: {told}. Tensors "
+        "that were not donated are as they were.",
+        named,
+        operation=what,
+    )

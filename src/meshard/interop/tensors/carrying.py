@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.errors import ProcessLostError
+from meshard.interop.tensors.agreeing import Neighbours, lost
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory
 from meshard.runtime.memory.slabs import slabs
@@ -61,12 +62,14 @@ class Carrier:
 
     Args:
         group: the process group; None for that of the whole job.
+        known: who its ranks are.
         memory: where buffers are, and where messages can start and end.
         what: the function that was called, for messages.
     """
 
-    def __init__(self, group: Any, memory: Memory, what: str) -> None:
+    def __init__(self, group: Any, known: Neighbours, memory: Memory, what: str) -> None:
         self._group = group
+        self._known = known
         self._memory = memory
         self._what = what
 
@@ -152,19 +155,7 @@ class Carrier:
                 box.view.copy_(part)
 
     def _lost(self, peer: int, error: BaseException) -> ProcessLostError:
-        self._memory.ready()
-        return lost(self._what, peer, error)
-
-
-def lost(what: str, peer: int, error: object) -> ProcessLostError:
-    """Return the error of a rank that failed meanwhile."""
-    told = (str(error).splitlines() or ["no reason was given"])[0]
-    return ProcessLostError(
-        f"{what}: the exchange with rank {peer} failed: {told}. Tensors that were not donated are "
-        "as they were.",
-        [peer],
-        operation=what,
-    )
+        return lost(self._what, self._known, error, peer)
 
 
 def _ends(boxes: Sequence[Boxed]) -> Iterator[tuple[int, int]]:

@@ -16,11 +16,11 @@ from typing import Any, final
 
 from meshard.algebra.layout import Layout
 from meshard.errors import AllocationError, ProcessLostError
-from meshard.interop.tensors.agreeing import Note
-from meshard.interop.tensors.carrying import MOST, Boxed, Carrier, lost
+from meshard.interop.tensors.agreeing import Neighbours, Note, lost, wait_for
+from meshard.interop.tensors.carrying import MOST, Boxed, Carrier
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory, memory_of, wire_kind
-from meshard.interop.tensors.near import Calling, read_box
+from meshard.interop.tensors.near import read_box
 from meshard.interop.tensors.placed import Segment, local_index
 from meshard.interop.tensors.wanted import Entry, Goal, dtype_of, group_ranks
 from meshard.plan.figures.schedule import batches
@@ -84,7 +84,8 @@ class Mover:
         group: the process group; None for that of the whole job.
         plan: the routes, a leaf for each passage.
         passages: the passages, in the order of the plan's leaves.
-        near: how to read the other ranks' memory, and where their tensors are; None if they send.
+        known: who the ranks are.
+        notes: where their tensors are, to be read there; None if they send.
         what: the function that was called, for messages.
     """
 
@@ -93,12 +94,12 @@ class Mover:
         group: Any,
         plan: Plan,
         passages: Sequence[Passage],
-        near: tuple[Sequence[Calling], Sequence[Note]] | None,
+        known: Neighbours,
+        notes: Sequence[Note] | None,
         what: str,
     ) -> None:
         self._group, self._plan, self._passages = group, plan, passages
-        self._near: Sequence[Calling] | None = None if near is None else near[0]
-        self._notes: Sequence[Note] = () if near is None else near[1]
+        self._known, self._notes = known, notes
         # What stays within the ranks needs no agreement on the way.
         self._together = any(hop.moved for p in passages for hop in p.route.hops)
         self._what = what
@@ -107,7 +108,7 @@ class Mover:
             *[p.travel.local.device.type for p in passages if p.travel.local is not None],
         }
         self._wire = memory_of(wire_kind(group, sorted(kinds)))
-        self._carrier = Carrier(group, self._wire, what)
+        self._carrier = Carrier(group, known, self._wire, what)
         self._ranks = group_ranks(group)
         self._rank = distributed.get_rank()
         self._memories: dict[str, Memory] = {}
@@ -121,11 +122,11 @@ class Mover:
         """
         leaves, donate = self._plan.leaves, self._plan.donate
         every = [tuple(range(len(leaves)))] if leaves else []
-        if donate or self._near is None:  # else nothing is in flight, and nothing is freed
+        if donate or self._notes is None:  # else nothing is in flight, and nothing is freed
             every = batches(leaves, donate=donate)
         for numbers in every:
             some = [self._passages[n] for n in numbers]
-            if self._near is None:
+            if self._notes is None:
                 for hop in range(max([len(p.route.layouts) - 1 for p in some])):
                     going = [p for p in some if hop + 1 < len(p.route.layouts)]
                     self._hop(going, hop, told)
@@ -178,9 +179,12 @@ class Mover:
         flag = self._wire.empty((len(self._ranks),), torch.uint8).zero_()
         flag[self._ranks.index(self._rank)] = failure is not None
         try:
-            distributed.all_reduce(flag, group=self._group)
-        except RuntimeError as error:
-            raise lost(self._what, self._rank, error) from error
+            work = distributed.all_reduce(flag, group=self._group, async_op=True)
+            if self._wire.device.type == "cpu":
+                wait_for(work, self._known)
+            work.wait()
+        except (RuntimeError, ProcessLookupError) as error:
+            raise lost(self._what, self._known, error) from error
         if failure is None and not bool(flag.any()):
             return
         failed = [r for r, bad in zip(self._ranks, flag.tolist(), strict=True) if bad]
@@ -252,7 +256,7 @@ class Mover:
 
     def _read(self, passage: Passage, part: Part, target: Any, told: Callable[[int], None]) -> None:
         """Fill this rank's piece from the tensors of others."""
-        assert self._near is not None
+        assert self._notes is not None
         entry, number = passage.travel.entry, passage.number
         dtype = dtype_of(entry.dtype)
         for message in part.receives:
@@ -264,9 +268,9 @@ class Mover:
                 starts = [a.start + b.start for a, b in zip(index, copy.region, strict=True)]
                 box = _box(target, copy.target)
                 try:
-                    read_box(self._near[place].process, origin, starts, box, dtype)
+                    read_box(self._known.callings[place].process, origin, starts, box, dtype)
                 except OSError as error:
-                    raise lost(self._what, message.peer, error) from error
+                    raise lost(self._what, self._known, error, message.peer) from error
                 told(box.nbytes)
 
 

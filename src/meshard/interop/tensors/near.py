@@ -97,6 +97,17 @@ def is_readable(other: Calling) -> bool:
     return found.tobytes() == other.value
 
 
+def is_gone(other: Calling) -> bool:
+    """Return whether another process of this host has ended; False if it is elsewhere."""
+    if not other.host or other.host != calling().host:
+        return False
+    try:
+        state = Path(f"/proc/{other.process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
 @cache
 def _readv() -> Any:
     function = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)

@@ -95,7 +95,7 @@ def planned(
     return make_plan(leaves, limits, cache=_PLANS), passages
 
 
-def known(
+def kept_plan(
     key: Hashable, entries: Sequence[Entry], found: Sequence[Goal | None], options: Options
 ) -> Planned:
     """Return the plan of a tree, which is made once for each key."""

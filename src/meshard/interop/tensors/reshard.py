@@ -7,6 +7,7 @@ from typing import Any, final
 
 from meshard.errors import ArgumentError, DeletedArrayError
 from meshard.interop.tensors.agreeing import (
+    Neighbours,
     Note,
     agreed,
     check_group,
@@ -20,7 +21,7 @@ from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.moving import Mover, Passage, Travel, free
 from meshard.interop.tensors.near import whereabouts
 from meshard.interop.tensors.placed import Placed
-from meshard.interop.tensors.planning import Options, Planned, known, planned
+from meshard.interop.tensors.planning import Options, Planned, kept_plan, planned
 from meshard.interop.tensors.specs import mesh_of
 from meshard.interop.tensors.wanted import (
     Entry,
@@ -228,7 +229,7 @@ class _Job:
     def run(self) -> Any:
         """Return the tree, moved."""
         check_group(self._what)
-        near = self._near()
+        known = neighbours(self._group, self._what)
         own: BaseException | None = None
         note = Note(None, None)
         try:
@@ -242,13 +243,7 @@ class _Job:
         if any(n.digest is None for n in notes):
             notes = self._informed(notes)
         same(notes, self._told, self._group, self._what)
-        return self._moved(notes, near)
-
-    def _near(self) -> Any:
-        """Return how ranks can read each other's memory; None if they are to send."""
-        if self._options.near is False:
-            return None
-        return neighbours(self._group, self._what)
+        return self._moved(notes, known)
 
     def _prepare(self) -> Note:
         """Check everything that this rank knows, and return what it tells the others."""
@@ -266,7 +261,7 @@ class _Job:
         places = [None if x is None else whereabouts(x) for x in self._locals]
         note = note_of(self._told, _tied(listing, self._locals), places)
         key = note.digest, group_ranks(self._group)
-        self._plan = known(key, listing.entries, self._goals, options)
+        self._plan = kept_plan(key, listing.entries, self._goals, options)
         return note
 
     def _local(self, entry: Entry) -> Any:
@@ -323,7 +318,7 @@ class _Job:
                     f"mesh of {entry.name}."
                 )
 
-    def _moved(self, notes: Sequence[Note], near: Any) -> Any:
+    def _moved(self, notes: Sequence[Note], known: Neighbours) -> Any:
         listing, options = self._listing, self._options.checked()
         assert listing is not None
         self._reduce(listing)
@@ -336,7 +331,8 @@ class _Job:
             None if goal is None else Travel(entry, goal, local)
             for entry, goal, local in zip(listing.entries, moving, self._locals, strict=True)
         ]
-        self._run(plan, which, travels, near if self._readable(listing) else None, notes)
+        reading = known.readable and self._readable(listing)
+        self._run((plan, which), travels, known, notes if reading else None)
         results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
         return self._rebuilt(listing, results)
 
@@ -376,31 +372,29 @@ class _Job:
 
     def _readable(self, listing: Listing) -> bool:
         """Whether all tensors are where the ranks have said, in the memory of hosts."""
-        if any(entry.partial for entry in listing.entries):
+        if self._options.near is False or any(entry.partial for entry in listing.entries):
             return False
         kinds = {goal.mesh.device_type for goal in self._goals if goal is not None}
         return {*kinds, *[entry.device for entry in listing.entries]} <= {"cpu"}
 
     def _run(
         self,
-        plan: Plan,
-        which: Sequence[tuple[int, Any]],
+        prepared: Planned,
         travels: Sequence[Travel | None],
-        near: Any,
-        notes: Sequence[Note],
+        known: Neighbours,
+        notes: Sequence[Note] | None,
     ) -> None:
+        plan, which = prepared
         passages = []
         for leaf, choice, (number, segment) in zip(plan.leaves, plan.choice_of, which, strict=True):
             travel = travels[number]
             assert travel is not None
             travel.waiting += 1
             route = plan.routes[choice]
-            if near is not None:
+            if notes is not None:
                 route = Route("direct", (leaf.source, leaf.destination))
             passages.append(Passage(travel, number, segment, route))
-        mover = Mover(
-            self._group, plan, passages, None if near is None else (near, notes), self._what
-        )
+        mover = Mover(self._group, plan, passages, known, notes, self._what)
         donated = _Donated(self._locals, plan.donate)
         rank = distributed.get_rank()
         progress = self._options.progress
