@@ -44,7 +44,7 @@ OPTIONAL = {
     "safetensors": ("the demo", "demo", "0.5"),
     "tokenizers": ("the demo", "demo", "0.21"),
     "jax": ("JAX's arrays; XLA compiles what jit fuses", "jax", "0.10"),
-    "torch": ("PyTorch's arrays", "", ""),
+    "torch": ("PyTorch's tensors, and DTensors between meshes", "torch", "2.6"),
 }
 
 
