@@ -32,6 +32,7 @@ from torch.distributed.tensor.placement_types import _StridedShard as Strided  #
 
 import meshard.interop.torch as interop  # noqa: E402
 from meshard.interop.tensors.bits import as_numpy, as_tensor  # noqa: E402
+from meshard.interop.tensors.donated import Donated  # noqa: E402
 from meshard.interop.tensors.placed import Placed, segments  # noqa: E402
 from meshard.interop.tensors.specs import placed  # noqa: E402
 
@@ -159,6 +160,24 @@ def test_runs_are_those_of_torch():
         boxes = [s.box.volume for s in segments(place, other)]
         assert sum(boxes) == math.prod(place.shape)
     assert several > 20
+
+
+def test_what_is_given_up():
+    x = torch.zeros(4, 6)
+    first, second, turned = x[:2], x[2:], x.t()
+    assert Donated([first], []).arrived(first) == 0
+    both = Donated([first, second], [])
+    assert both.arrived(first) == 0
+    assert x.untyped_storage().nbytes() == 96
+    twice = Donated([first, x[:2].view(12)], [])
+    assert twice.arrived(first) == twice.arrived(first) == 0
+    gaps = Donated([x[:, :3], x[:, 3:]], [])
+    assert gaps.arrived(x[:, :3]) == gaps.arrived(x[:, 3:]) == 0
+    assert Donated([x], [second]).arrived(x) == 0
+    block = torch.from_numpy(np.zeros(3))
+    assert Donated([block], []).arrived(block) == 0
+    assert Donated([turned], []).arrived(turned) == 96
+    assert x.untyped_storage().nbytes() == 0
 
 
 # in one rank

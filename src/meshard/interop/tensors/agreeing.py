@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 from meshard.errors import AgreementError, ConfigError, ProcessLostError, TransportError
 from meshard.interop.tensors.loading import distributed, torch
@@ -156,7 +157,7 @@ class Neighbours:
     readable: bool
 
 
-_NEAR: dict[Any, Neighbours] = {}
+_NEAR: WeakKeyDictionary[Any, Neighbours] = WeakKeyDictionary()
 
 
 def neighbours(group: Any, what: str) -> Neighbours:
@@ -164,7 +165,7 @@ def neighbours(group: Any, what: str) -> Neighbours:
 
     All ranks of the group find out together, once; all get the same answer.
     """
-    key = group_ranks(group), id(distributed.group.WORLD if group is None else group)
+    key = distributed.group.WORLD if group is None else group
     if key not in _NEAR:
         every = gathered(calling(), group, what)
         can = gathered(all(map(is_readable, every)), group, what)

@@ -8,7 +8,6 @@ derive alike.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -280,27 +279,3 @@ def _box(x: Any, index: Sequence[slice]) -> Any:
         if part.start or part.stop != x.shape[dim]:
             x = x.narrow(dim, part.start, part.stop - part.start)
     return x
-
-
-def free(tensors: Sequence[Any]) -> int:
-    """Give up the memory of tensors; return the bytes.
-
-    A storage is given up if the tensors are all of it: what others may share stays.
-    """
-    sizes: dict[int, int] = {}
-    storages: dict[int, Any] = {}
-    seen: set[tuple[int, int, tuple[int, ...]]] = set()
-    for x in tensors:
-        storage = x.untyped_storage()
-        key = storage.data_ptr()
-        storages[key] = storage
-        place = key, x.storage_offset(), tuple(x.shape)
-        if place not in seen:
-            seen.add(place)
-            sizes[key] = sizes.get(key, 0) + math.prod(x.shape) * x.element_size()
-    freed = 0
-    for key, storage in storages.items():
-        if key and storage.resizable() and sizes[key] >= storage.nbytes():
-            freed += storage.nbytes()
-            storage.resize_(0)
-    return freed

@@ -17,8 +17,9 @@ from meshard.interop.tensors.agreeing import (
     same,
 )
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
+from meshard.interop.tensors.donated import Donated
 from meshard.interop.tensors.loading import DTensor, distributed, torch
-from meshard.interop.tensors.moving import Mover, Passage, Travel, free
+from meshard.interop.tensors.moving import Mover, Passage, Travel
 from meshard.interop.tensors.near import whereabouts
 from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.planning import Options, Planned, kept_plan, planned
@@ -332,7 +333,7 @@ class _Job:
             for entry, goal, local in zip(listing.entries, moving, self._locals, strict=True)
         ]
         reading = known.readable and self._readable(listing)
-        self._run((plan, which), travels, known, notes if reading else None)
+        self._run((plan, which), travels, tied, known, notes if reading else None)
         results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
         return self._rebuilt(listing, results)
 
@@ -381,6 +382,7 @@ class _Job:
         self,
         prepared: Planned,
         travels: Sequence[Travel | None],
+        tied: Sequence[int],
         known: Neighbours,
         notes: Sequence[Note] | None,
     ) -> None:
@@ -395,14 +397,32 @@ class _Job:
                 route = Route("direct", (leaf.source, leaf.destination))
             passages.append(Passage(travel, number, segment, route))
         mover = Mover(self._group, plan, passages, known, notes, self._what)
-        donated = _Donated(self._locals, plan.donate)
+        donated = self._donated(travels, tied) if plan.donate else None
+
+        def arrived(travel: Travel) -> None:
+            if donated is not None and travel.local is not None:
+                donated.arrived(travel.local)
+                travel.local = None
+
         rank = distributed.get_rank()
         progress = self._options.progress
         shown = progress if callable(progress) or rank == group_ranks(self._group)[0] else False
         total = sum([_arriving(leaf, rank) for leaf in plan.leaves])
         with telling(shown, "resharding", patient=True) as tell:
             done = _Done(tell, total)
-            mover.run(done.told, donated.arrived)
+            mover.run(done.told, arrived)
+
+    def _donated(self, travels: Sequence[Travel | None], tied: Sequence[int]) -> Donated:
+        """Return what gives up the tensors that move; tied ones go with the first."""
+        going, staying = [], []
+        for number, (first, x) in enumerate(zip(tied, self._locals, strict=True)):
+            if x is None:
+                continue
+            if travels[number] is not None:
+                going.append(x)
+            elif travels[first] is None or first == number:
+                staying.append(x)
+        return Donated(going, staying)
 
     def _result(self, number: int, tied: Sequence[int], travels: Sequence[Travel | None]) -> Any:
         """Return the DTensor of a tensor; None if it stays as it is."""
@@ -438,25 +458,6 @@ class _Done:
         self._done += nbytes
         if self._tell is not None:
             self._tell(min(self._done, self._total), self._total)
-
-
-@final
-class _Donated:
-    """Gives up the memory of tensors that have arrived, once all that share it have."""
-
-    def __init__(self, tensors: Sequence[Any], donate: bool) -> None:
-        self._donate = donate
-        self._moving: list[Any] = []
-        self._all = [x for x in tensors if x is not None]
-
-    def arrived(self, travel: Travel) -> None:
-        """Give up what a tensor was in, if nothing else of the tree is there."""
-        if not self._donate or travel.local is None:
-            return
-        self._moving.append(travel.local)
-        free(self._moving)
-        self._moving = [x for x in self._moving if x.untyped_storage().nbytes()]
-        travel.local = None
 
 
 def _arriving(leaf: PlanLeaf, rank: int) -> int:
