@@ -1,8 +1,11 @@
-"""Where tensors are made, and what must be waited for before their bytes are read.
+"""Where tensors are made and given up, and what is waited for before their bytes are read.
 
 On CPUs there is nothing to wait for. On other devices copies and messages are put on the current
 stream, on which PyTorch orders them; only what the host reads is waited for. That side is written
 against PyTorch's documentation and has not been run on such a device.
+
+PyTorch frees a storage as a whole, so one is given up when all tensors of the tree that are in it
+have arrived everywhere, and if they are all of it: what others may share stays.
 """
 
 from __future__ import annotations
@@ -72,3 +75,62 @@ def wire_kind(group: Any, kinds: Sequence[str]) -> str:
     others = [kind for kind in kinds if kind != "cpu"]
     config = str(distributed.get_backend_config(group))
     return others[0] if others and f"{others[0]}:nccl" in config else "cpu"
+
+
+# giving it up
+
+
+@final
+class Donated:
+    """The tensors that are given up on one rank.
+
+    Args:
+        going: those that move.
+        staying: others of the tree, which keep their storages.
+    """
+
+    def __init__(self, going: Sequence[Any], staying: Sequence[Any]) -> None:
+        kept = {_storage(x) for x in staying}
+        self._in: dict[int, list[Any]] = {}
+        self._left: dict[int, int] = {}
+        for x in going:
+            key = _storage(x)
+            if key and key not in kept:
+                self._in.setdefault(key, []).append(x)
+                self._left[key] = self._left.get(key, 0) + 1
+
+    def arrived(self, x: Any) -> int:
+        """Take note that a tensor is everywhere where it is to be; return the bytes given up."""
+        key = _storage(x)
+        if key not in self._left:
+            return 0
+        self._left[key] -= 1
+        if self._left[key]:
+            return 0
+        tensors, storage = self._in.pop(key), x.untyped_storage()
+        del self._left[key]
+        nbytes = int(storage.nbytes())
+        if not storage.resizable() or _covered(tensors) < nbytes:
+            return 0
+        storage.resize_(0)
+        return nbytes
+
+
+def _storage(x: Any) -> int:
+    return int(x.untyped_storage().data_ptr())
+
+
+def _covered(tensors: Sequence[Any]) -> int:
+    """Return the bytes of a storage that some tensors are, those with gaps not counted."""
+    spans = []
+    for x in tensors:
+        size = x.element_size()
+        extent = sum([(n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)]) + 1
+        if x.numel() == extent:
+            start = x.storage_offset() * size
+            spans.append((start, start + extent * size))
+    covered = end = 0
+    for start, stop in sorted(spans):
+        covered += max(stop - max(start, end), 0)
+        end = max(end, stop)
+    return covered

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 1024
 """Runs of memory that one call takes, at either end."""
-_SHORT = 512
+_SHORT = 256
 """Bytes of runs that are read with what is between them: a run costs as much as hundreds."""
 _WIDEST = 8
 """How many times as much may be read so."""

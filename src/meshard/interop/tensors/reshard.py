@@ -17,8 +17,8 @@ from meshard.interop.tensors.agreeing import (
     same,
 )
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
-from meshard.interop.tensors.donated import Donated
 from meshard.interop.tensors.loading import DTensor, distributed, torch
+from meshard.interop.tensors.memory import Donated, memory_of
 from meshard.interop.tensors.moving import Mover, Passage, Travel
 from meshard.interop.tensors.near import whereabouts
 from meshard.interop.tensors.placed import Placed
@@ -466,8 +466,6 @@ def _arriving(leaf: PlanLeaf, rank: int) -> int:
 
 
 def _device(mesh: Any) -> Any:
-    from meshard.interop.tensors.memory import memory_of
-
     return memory_of(mesh.device_type).device
 
 
