@@ -5,7 +5,8 @@
 by a Python that has torch and meshard. The two take turns, over gloo; medians of the time until all
 ranks are done. "read" is what `meshard.interop.torch.reshard` does on one host, "sent" what it does
 between hosts; "arrays" goes by meshard's own transport, `to_meshard`, `meshard.reshard` and
-`from_meshard`, whose replicas on a host share memory. Each result is compared bit by bit with what PyTorch's own cutting gives.
+`from_meshard`, whose replicas on a host share memory. Each result is compared bit by bit with what
+PyTorch's own cutting gives.
 """
 
 import statistics

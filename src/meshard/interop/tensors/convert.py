@@ -213,8 +213,9 @@ def _boxes(place: Placed, devices: Devices, what: str) -> Sharding | None:
 def from_meshard(x: Any, device_mesh: Any = None, placements: Any = None) -> Any:
     """Return arrays as DTensors, or as tensors of this process, over the same memory.
 
-    Nothing is moved. Arrays are immutable, and the tensors are not marked so: what is written to
-    one shows in the array, so write only if the array is not used any more.
+    Nothing is moved. Arrays are immutable, and the tensors are not marked so. What is written to
+    one shows in the array, and in those of other processes of this host if replicas share memory,
+    as they do after `meshard.reshard`: clone a tensor that is to be written to.
 
     Args:
         x: an array, or a tree of them; other leaves stay as they are.
