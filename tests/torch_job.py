@@ -7,6 +7,7 @@
 Rank 0 writes for each check what it found wrong, or nothing.
 """
 
+import ctypes
 import json
 import os
 import random
@@ -365,6 +366,30 @@ def budget():
     assert len(sizes) > 3
 
 
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) << 10
+
+
+def peak():
+    """By the kernel's count a rank takes no more than its result and the buffers of messages."""
+    four = meshes()[0]
+    x = made(torch.ones(4096, 4096), four, [S(0)])
+    most = 6 << 20
+    kept = []  # freed memory may stay, and would be used again
+    for options in ({"near": False, "max_bytes": most}, {"max_bytes": most}):
+        kept += [interop.reshard(x, (four, [S(1)]), **options) for _ in range(2)]
+        ctypes.CDLL(None).malloc_trim(0)
+        dist.barrier()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = status("VmRSS")
+        y = interop.reshard(x, (four, [S(1)]), **options)
+        used = status("VmHWM") - before - y.to_local().nbytes
+        assert used > -(1 << 20), used
+        assert used <= most + (4 << 20), (options, used)
+        kept.append(y)
+
+
 def progress():
     four = meshes()[0]
     x = made(values((512, 64), torch.float32), four, [S(0)])
@@ -509,6 +534,7 @@ MOVES = [
     plans,
     memory_failure,
     budget,
+    peak,
     progress,
     state_dicts,
     strangers,
