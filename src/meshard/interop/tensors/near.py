@@ -33,6 +33,8 @@ _WIDEST = 8
 """How many times as much may be read so."""
 _SLAB = 1 << 20
 """Bytes that are read at a time where they go through a buffer."""
+_CALL = 1 << 28
+"""Bytes that are read at a time otherwise; the kernel reads less than 2 GiB in one call."""
 
 
 Whereabouts = tuple[int, tuple[int, ...]]
@@ -155,9 +157,10 @@ def read_box(
     if run < _SHORT and wide <= _WIDEST * target.numel() * size and run < wide:
         _read_wide(process, address, strides, target, dtype)
     elif target.dtype == dtype:
-        _read_runs(process, address, strides, target, run)
+        for slab, offset in _slabs(target, strides, _CALL):
+            _read_runs(process, address + offset, strides, slab, run)
     else:
-        for slab, offset in _slabs(target, strides):
+        for slab, offset in _slabs(target, strides, _SLAB):
             part = torch.empty(tuple(slab.shape), dtype=dtype)
             _read_runs(process, address + offset, strides, part, run)
             slab.copy_(part)
@@ -210,11 +213,11 @@ def _joined(starts: NDArray[Any], run: int) -> NDArray[Any]:
     return np.stack([starts[new], counts * run], axis=1)
 
 
-def _slabs(target: Any, strides: Sequence[int]) -> list[tuple[Any, int]]:
+def _slabs(target: Any, strides: Sequence[int], most: int) -> list[tuple[Any, int]]:
     """Return a tensor in slabs, and where each begins in the other process's tensor."""
     found = []
     slab: Any
-    for slab in slabs(target, _SLAB):
+    for slab in slabs(target, most):
         at = slab.storage_offset() - target.storage_offset()
         offset = 0
         order = sorted(range(target.ndim), key=lambda d: -target.stride(d))
@@ -229,7 +232,7 @@ def _slabs(target: Any, strides: Sequence[int]) -> list[tuple[Any, int]]:
 def _read_wide(process: int, address: int, strides: Sequence[int], target: Any, dtype: Any) -> None:
     """Read slabs of a box with what is between its runs, and take the box out of them."""
     size = dtype.itemsize
-    for slab, offset in _slabs(target, strides):
+    for slab, offset in _slabs(target, strides, _SLAB):
         extent = _extent(tuple(slab.shape), strides, size)
         room = torch.empty(extent // size, dtype=dtype)
         span = np.array([[room.data_ptr(), extent]]), np.array([[address + offset, extent]])
