@@ -310,6 +310,21 @@ def refusals():
     same(call(x, (four, [S(1)])), full, four, [S(1)])
 
 
+def groups():
+    """A group of some ranks moves by itself, with meshes of its own."""
+    pair = dist.new_group([1, 3])
+    one, other = DeviceMesh("cpu", [3, 1]), DeviceMesh("cpu", [1])
+    full = values((9, 6), torch.float32)
+    if dist.get_rank() not in (1, 3):
+        return
+    for near in (False, None):
+        x = made(full, one, [S(0)])
+        y = interop.reshard({"x": x}, (other, [R]), group=pair, near=near, max_bytes=64)["x"]
+        same(y, full, other, [R])
+        z = interop.reshard(y if dist.get_rank() == 1 else None, (one, [S(1)]), group=pair)
+        same(z, full, one, [S(1)])
+
+
 def plans():
     """A plan prints what moves, needs no communication, and is what is moved."""
     four, square = meshes()[:2]
@@ -538,6 +553,7 @@ MOVES = [
     strides,
     large,
     refusals,
+    groups,
     plans,
     memory_failure,
     budget,
