@@ -74,7 +74,7 @@ long as the rest. OpenBLAS's limit is a million. Rows ``kmeans`` and ``jit-kmean
 WINDOWS_BYTES = 1 << 20
 """Bytes of the windows of a convolution that are copied side by side before they are multiplied.
 
-So many stay in the cache. Row ``conv``.
+So many stay in the cache.
 """
 SMALL_RESULTS = 1 << 6, 1 << 9
 """Elements of a result, at least and at most, for which that pays."""

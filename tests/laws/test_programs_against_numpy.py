@@ -60,6 +60,16 @@ WITHOUT_A_MODEL = {
         *("lax.igamma", "lax.igammac", "lax.betainc", "lax.zeta", "lax.polygamma"),
         *("lax.bessel_i0e", "lax.bessel_i1e", "lax.random_gamma_grad"),
     },
+    "windows and places of any kind; see test_lax_windows": {
+        *("lax.approx_max_k", "lax.approx_min_k", "lax.broadcast_like", "lax.broadcast_to_rank"),
+        *("lax.conv", "lax.conv_dimension_numbers", "lax.conv_general_dilated"),
+        *("lax.conv_general_dilated_patches", "lax.conv_transpose"),
+        *("lax.conv_with_general_padding", "lax.empty", "lax.fft", "lax.gather"),
+        *("lax.padtype_to_pads", "lax.platform_dependent", "lax.ragged_dot"),
+        *("lax.reduce_window", "lax.rng_bit_generator", "lax.scatter", "lax.scatter_add"),
+        *("lax.scatter_apply", "lax.scatter_max", "lax.scatter_min", "lax.scatter_mul"),
+        "lax.scatter_sub",
+    },
     "they take functions that solve equations; see test_custom_rules": {
         *("lax.custom_linear_solve", "lax.custom_root"),
     },
@@ -181,7 +191,7 @@ def exercised() -> dict[str, list[tuple[Program, str]]]:
 LARGE_ONLY = {
     *("igamma", "igammac", "betainc", "zeta", "polygamma", "bessel_i0e", "bessel_i1e"),
     *("again", "checkpoint_name", "clip", "cofactors", "pseudo_inverse", "random_gamma_slope"),
-    *("search_pieces", "stop_gradient"),
+    *("search_pieces", "sort_whole", "stop_gradient"),
     *("convolve", "convolve_back", "reduce_windows", "sum_windows", "window_first"),
     *("runs", "tile_runs", "runs_like", "ragged_dot", "ragged_outer"),
     # What derivatives of Cholesky factors run: see test_tall.

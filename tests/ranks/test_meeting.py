@@ -147,7 +147,7 @@ def test_who_does_not_come_is_told(case: str) -> None:
     numbers, is_told = CASES[case]
     program = START + (
         "meshard.distributed.initialize(f'localhost:{sys.argv[1]}', int(sys.argv[2]), "
-        "int(sys.argv[3]), initialization_timeout=3)"
+        "int(sys.argv[3]), initialization_timeout=8)"
     )
     found = ended(started(program, free_port(), numbers))
     assert all(code != 0 for code, *_ in found)

@@ -139,7 +139,7 @@ def check_order(order: object, what: str) -> None:
     Raises:
         ArgumentError: if it asks for the first dim to be the fastest, or is not an order.
     """
-    if order is None or order == "K":
+    if order is None or is_text(order, "K"):
         return
     if choice_of(order, ("C", "A", "K", "F"), what, "order") == "F":
         raise ArgumentError(

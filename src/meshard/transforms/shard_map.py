@@ -800,8 +800,11 @@ def _meshes(around: Body | None, args: Any) -> list[Mesh]:
 
 def _divides(scope: Scope, x: Any, spec: PartitionSpec) -> bool:
     """Return whether the axes that split each dim divide it; too long a spec is refused later."""
-    shape = np.shape(x) if not hasattr(x, "shape") else x.shape
-    if len(spec) > len(shape):
+    try:
+        shape = np.shape(x)
+    except (ValueError, TypeError):  # lists of unequal lengths, say
+        return True
+    if not isinstance(shape, tuple) or len(spec) > len(shape):
         return True
     return not any(
         n % math.prod([scope.sizes[a] for a in dim])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import shape_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import eye
 from meshard.ops.array.join import flip
@@ -123,8 +123,17 @@ def padtype_to_pads(
         raise ArgumentError(
             f"padtype_to_pads: padding is 'SAME', 'SAME_LOWER' or 'VALID', not {shown(padding)}."
         )
+    what = "padtype_to_pads"
+    sizes = shape_of(in_shape, what, "in_shape")
+    windows = shape_of(window_shape, what, "window_shape")
+    strides = shape_of(window_strides, what, "window_strides")
+    if not len(sizes) == len(windows) == len(strides) or 0 in strides:
+        raise ArgumentError(
+            f"{what}: in_shape, window_shape and window_strides have one entry for each dim, and "
+            f"strides are at least 1; got {sizes}, {windows} and {strides}."
+        )
     found = []
-    for n, size, stride in zip(in_shape, window_shape, window_strides, strict=True):
+    for n, size, stride in zip(sizes, windows, strides, strict=True):
         more = max((-(-n // stride) - 1) * stride + size - n, 0) if kind != "VALID" else 0
         low = more // 2 if kind == "SAME" else more - more // 2
         found.append((low, more - low))

@@ -222,7 +222,6 @@ _WORD, _LONG = np.dtype(np.uint32), np.dtype(np.uint64)
     "[0.84, 0.84]",
     args="what the function is called with.",
     default="the function for all other platforms.",
-    per_platform="functions by the names of platforms, such as ``cpu=``.",
 )
 def platform_dependent(
     *args: Any, default: Callable[..., Any] | None = None, **per_platform: Callable[..., Any]

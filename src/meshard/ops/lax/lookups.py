@@ -94,7 +94,8 @@ class GatherScatterMode(Enum):
         >>> lax.GatherScatterMode.from_any("clip").name
         'CLIP'
         """
-        given = "fill" if s is None else str(getattr(s, "name", s))
+        given = "fill" if s is None else getattr(s, "name", s)
+        given = given if isinstance(given, str) else ""
         name = "FILL_OR_DROP" if given in ("fill", "drop") else given.upper()
         if name not in GatherScatterMode.__members__:
             raise ArgumentError(

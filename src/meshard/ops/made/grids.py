@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import choice_of, described, items_of
+from meshard.algebra.arguments import choice_of, described, function_of, items_of
 from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
 from meshard.ops.array.create import arange, linspace, ones, zeros
 from meshard.ops.array.join import concatenate, stack
@@ -276,6 +276,7 @@ def mask_indices(
     >>> [index.tolist() for index in mnp.mask_indices(2, mnp.triu)]
     [[0, 0, 1], [0, 1, 1]]
     """
+    function_of(mask_func, "mask_indices", "mask_func")
     return nonzero(mask_func(ones((n, n)), k), size=size)
 
 

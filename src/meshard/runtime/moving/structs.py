@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shape_of, shown
 from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.where import Where
 from meshard.errors import ArgumentError, DtypeError, ShardingError, SpecError
 from meshard.plan.captions import sharding_summary, size_text
 from meshard.plan.show.pictured import Drawn
@@ -60,7 +61,7 @@ class ShapeDtypeStruct(Shaped, Drawn):
         what = "ShapeDtypeStruct"
         if dtype is None:
             raise ArgumentError(f"{what}: a dtype is needed, got None.")
-        whole = isinstance(sharding, Sharding)  # over an abstract mesh, too
+        whole = type(sharding) is not Where and isinstance(sharding, Sharding)
         found = sharding if whole else as_sharding(sharding, what)
         sizes = shape_of(shape, what)
         if isinstance(found, NamedSharding) and len(found.spec) > len(sizes):

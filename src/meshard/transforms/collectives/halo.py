@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meshard.algebra.arguments import shown
+from meshard.algebra.arguments import integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import full_like, zeros_like
 from meshard.ops.array.elementwise import where
@@ -165,10 +165,10 @@ class _Edge:
         self._what, self._axis = what, axis_name
         self._count = positions(bound_axes(axis_name, what))
         self.dim = checked_dim(dim, np.ndim(x), what, "dim")
-        before, behind = width if isinstance(width, tuple) else (width, width)
-        if before < 0 or behind < 0:
-            raise ArgumentError(f"{what}: width must not be negative, got {shown(width)}.")
-        self.before, self.behind = before, behind
+        pair = width if isinstance(width, (tuple, list)) else (width, width)
+        if len(pair) != 2:
+            raise ArgumentError(f"{what}: width is a number or a pair, got {shown(width)}.")
+        self.before, self.behind = [integer_of(n, what, "width", least=0) for n in pair]
         if isinstance(boundary, str) and boundary not in _KINDS:
             raise ArgumentError(
                 f"{what}: boundary={shown(boundary)} is none of {', '.join(map(repr, _KINDS))} and "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshard.algebra.arguments import flag_of, function_of
-from meshard.algebra.boundary import bounded
+from meshard.algebra.boundary import bounded, context
 from meshard.errors import ArgumentError
 from meshard.runtime.doors import beneath
 from meshard.runtime.world import here
@@ -47,7 +47,7 @@ def _disabled(disable: bool) -> Iterator[None]:
         DISABLED.reset(token)
 
 
-@contextlib.contextmanager
+@context
 def ensure_compile_time_eval() -> Iterator[None]:
     """Compute with constants at once while a function is traced, in a ``with`` statement.
 
