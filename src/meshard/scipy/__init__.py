@@ -3,8 +3,10 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.scipy import linalg as linalg
-from meshard.scipy import linalg as linalg, sparse as sparse
 
-if not _typing.TYPE_CHECKING:  # editors see only listed names
-    __all__, __dir__, __getattr__ = _door(__name__)
+if _typing.TYPE_CHECKING:  # editors see only listed names
+    from meshard.scipy import linalg as linalg, sparse as sparse
+else:
+    __all__, __dir__, __getattr__ = _door(
+        __name__, late=("meshard.scipy.linalg", "meshard.scipy.sparse")
+    )
