@@ -27,6 +27,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.checkpoint.sources import Source, storable
 from meshard.weights.checkpoint.targets import Limits, foreign_writer
+from meshard.weights.dcp.target import DcpWriter
 from meshard.weights.native.files import (
     NativeWriter,
     load_manifest,
@@ -161,7 +162,11 @@ class Request:
             # A file of one array names it after itself.
             recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
             plain = Output(stored, recipe, self.held, (), self.files)
-            outputs.append(with_owners(plain, load))
+            if isinstance(writer, DcpWriter):  # a file for each process, which writes it
+                owners = tuple([p % self.world.process_count for p in writer.owners[name]])
+                outputs.append(replace(plain, owners=owners))
+            else:
+                outputs.append(with_owners(plain, load))
 
         def commit(records: Sequence[Record]) -> None:
             writer.commit()

@@ -251,9 +251,9 @@ def _paths(given: Any, names: Mapping[str, Any]) -> dict[str, tuple[str | int, .
     """Return the keys that lead to each value; another planner than torch's own may give none."""
     found = {}
     for name, keys in given.items() if isinstance(given, dict) else ():
-        if name in names and isinstance(keys, tuple) and keys:
-            if all(isinstance(key, str) or _is_size(key) for key in keys):
-                found[name] = keys
+        keyed = isinstance(keys, tuple) and all(isinstance(k, str) or _is_size(k) for k in keys)
+        if name in names and keyed and keys:
+            found[name] = keys
     return found
 
 
