@@ -163,8 +163,9 @@ class Request:
             recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
             plain = Output(stored, recipe, self.held, (), self.files)
             if isinstance(writer, DcpWriter):  # a file for each process, which writes it
-                owners = tuple([p % self.world.process_count for p in writer.owners[name]])
-                outputs.append(replace(plain, owners=owners))
+                outputs.append(
+                    replace(plain, owners=tuple(map(self._nearest, writer.owners[name])))
+                )
             else:
                 outputs.append(with_owners(plain, load))
 
@@ -180,6 +181,11 @@ class Request:
             commit,
             owner=world.process_index == world.first,
         )
+
+    def _nearest(self, process: int) -> int:
+        """Return who writes a process's file: itself, or one that exists if it does not."""
+        processes = self.world.processes
+        return process if process in processes else processes[process % len(processes)]
 
 
 def _numbered(world: RuntimeWorld) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
+import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, did_you_mean
@@ -22,6 +23,8 @@ from meshard.weights.dcp.pickled import ADVICE, RECORD, Name, Pickle, Record, ki
 METADATA = ".metadata"
 SUFFIX = ".distcp"
 VERSION = "1.0.0"
+_MARK = b"\nmeshard xxh3 "
+"""What comes between the pickle, at whose end torch stops reading, and its checksum."""
 
 _HOME = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
@@ -75,7 +78,7 @@ class Indexed:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    chunks: tuple[Chunk, ...]
+    pieces: tuple[Chunk, ...]
 
     def check(self, path: str, name: str) -> None:
         """Refuse chunks that overlap, or are not all of the tensor.
@@ -84,7 +87,7 @@ class Indexed:
             CorruptFileError: if they do; the message begins with the path.
         """
         try:
-            _check_cover(name, self.shape, self.chunks)
+            _check_cover(name, self.shape, self.pieces)
         except _Malformed as error:
             raise CorruptFileError(f"{path}: the metadata is malformed: {error}.") from error
 
@@ -98,11 +101,13 @@ class Index:
         tensors: the tensors by name.
         objects: the names of other values, which are pickles of any kind.
         paths: the keys that lead to each in the tree that was saved, by name.
+        signed: whether the file had its own checksum.
     """
 
     tensors: Mapping[str, Indexed]
     objects: tuple[str, ...] = ()
     paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    signed: bool = False
 
 
 class _Malformed(ValueError):
@@ -122,6 +127,7 @@ def read_index(data: bytes, path: str, *, whole: bool = True) -> Index:
         CheckpointError: if it is of another version, names another class than those of DCP's
             metadata, or describes what cannot be read.
     """
+    signed = _check_sum(data, path)
     form = unpickled(data, _KNOWN, path)
     try:
         if not isinstance(form, Record) or kind_of(form) != "Metadata":
@@ -144,9 +150,28 @@ def read_index(data: bytes, path: str, *, whole: bool = True) -> Index:
                 tensors[name] = _tensor(path, name, one, places)
                 if whole:
                     tensors[name].check(path, name)
-        return Index(tensors, tuple(objects), _paths(form.get("planner_data"), described))
+        paths = _paths(form.get("planner_data"), described)
+        return Index(tensors, tuple(objects), paths, signed)
     except _Malformed as error:
         raise CorruptFileError(f"{path}: the metadata is malformed: {error}.") from error
+
+
+def _check_sum(data: bytes, path: str) -> bool:
+    """Return whether a file has a checksum behind its pickle, as those have that meshard writes.
+
+    Raises:
+        CorruptFileError: if it has another one than it says.
+    """
+    body, mark, rest = data.rpartition(_MARK)
+    if not mark or len(rest) != 17:
+        return False
+    found = xxhash.xxh3_64_hexdigest(body)
+    if rest != f"{found}\n".encode():
+        raise CorruptFileError(
+            f"{path}: it was damaged or changed: its checksum is {found}, but it says "
+            f"{rest[:16]!r}."
+        )
+    return True
 
 
 _Places = dict[tuple[str, tuple[int, ...] | None], tuple[str, int, int]]
@@ -180,7 +205,22 @@ def _tensor(path: str, name: str, one: Any, places: _Places) -> Indexed:
     """Return what is known of a tensor."""
     if kind_of(one) != "TensorStorageMetadata":
         raise _Malformed(f"{name!r:.200} is described by a {kind_of(one)}")
-    properties = one.get("properties")
+    shape, dtype = _sizes(one.get("size"), name), _dtype(path, name, one.get("properties"))
+    chunks, seen = [], set()
+    for chunk in _list(one.get("chunks"), name):
+        box = _box(name, shape, chunk)
+        if not box.volume or box in seen:
+            continue
+        seen.add(box)
+        place = places.get((name, box.starts)) or places.get((name, None))
+        if place is None:
+            raise _Malformed(f"it does not say where chunk {box} of tensor {name!r:.200} is")
+        chunks.append(Chunk(box, *place))
+    return Indexed(shape, dtype, tuple(chunks))
+
+
+def _dtype(path: str, name: str, properties: Any) -> np.dtype[Any]:
+    """Return the dtype that the properties of a tensor say."""
     state = getattr(properties, "state", None)
     given = state[0] if isinstance(state, tuple) and state else None
     if isinstance(state, dict):
@@ -189,23 +229,18 @@ def _tensor(path: str, name: str, one: Any, places: _Places) -> Indexed:
         raise CheckpointError(
             f"{path}: tensor {name!r:.200} has dtype {given!r:.40}, which NumPy does not have."
         )
-    shape, dtype = _sizes(one.get("size"), name), DTYPES[given]
-    chunks, seen = [], set()
-    for chunk in _list(one.get("chunks"), name):
-        starts, sizes = _sizes(chunk.get("offsets"), name), _sizes(chunk.get("sizes"), name)
-        if len(starts) != len(shape) or len(sizes) != len(shape):
-            raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk of shape {sizes}")
-        box = Box(starts, tuple([a + n for a, n in zip(starts, sizes, strict=True)]))
-        if any(b > n for b, n in zip(box.stops, shape, strict=True)):
-            raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk {box}")
-        if not box.volume or box in seen:
-            continue
-        seen.add(box)
-        place = places.get((name, starts)) or places.get((name, None))
-        if place is None:
-            raise _Malformed(f"it does not say where chunk {box} of tensor {name!r:.200} is")
-        chunks.append(Chunk(box, *place))
-    return Indexed(shape, dtype, tuple(chunks))
+    return DTYPES[given]
+
+
+def _box(name: str, shape: tuple[int, ...], chunk: Record) -> Box:
+    """Return the box of a chunk, within its tensor."""
+    starts, sizes = _sizes(chunk.get("offsets"), name), _sizes(chunk.get("sizes"), name)
+    if len(starts) != len(shape) or len(sizes) != len(shape):
+        raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk of shape {sizes}")
+    box = Box(starts, tuple([a + n for a, n in zip(starts, sizes, strict=True)]))
+    if any(b > n for b, n in zip(box.stops, shape, strict=True)):
+        raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk {box}")
+    return box
 
 
 def _check_cover(name: str, shape: tuple[int, ...], chunks: Sequence[Chunk]) -> None:
@@ -311,13 +346,14 @@ def index_bytes(index: Index) -> bytes:
     out.add("storage_data")
     out.op(b"}(")
     for name, tensor in index.tensors.items():
-        for number, chunk in enumerate(tensor.chunks):
+        for number, chunk in enumerate(tensor.pieces):
             _add_place(out, name, number, chunk)
     out.op(b"u")
     out.add("version")
     out.add(VERSION)
     out.op(b"ub")
-    return out.done()
+    data = out.done()
+    return data + _MARK + f"{xxhash.xxh3_64_hexdigest(data)}\n".encode()
 
 
 def _add_tensor(out: Pickle, tensor: Indexed) -> None:
@@ -336,7 +372,7 @@ def _add_tensor(out: Pickle, tensor: Indexed) -> None:
     out.size(tensor.shape)
     out.add("chunks")
     out.op(b"](")
-    for chunk in tensor.chunks:
+    for chunk in tensor.pieces:
         out.instance(_HOME, "ChunkStorageMetadata")
         out.op(b"}(")
         out.add("offsets")

@@ -46,24 +46,27 @@ def open_dcp(path: str) -> Catalogue:
     lengths = {
         (chunk.file, chunk.offset): chunk.length
         for tensor in index.tensors.values()
-        for chunk in tensor.chunks
+        for chunk in tensor.pieces
     }
     _check_files(folder, index)
     tensors: dict[str, Stored] = {}
     tied: dict[str, str] = {}
     first: dict[object, str] = {}
     for name, one in index.tensors.items():
-        known = first.setdefault((one.shape, one.dtype, one.chunks) if one.chunks else name, name)
+        known = first.setdefault((one.shape, one.dtype, one.pieces) if one.pieces else name, name)
         if known != name:
             tied[name] = known
             continue
-        pieces = tuple([Piece(c.box, c.file, c.offset) for c in one.chunks])
+        pieces = tuple([Piece(c.box, c.file, c.offset) for c in one.pieces])
         tensors[name] = Stored(name, one.shape, one.dtype, pieces)
     reader = _Reader(folder, lengths)
-    values: dict[str, Any] = {"tree": _structure(index)}
-    if index.objects:
-        values["pickled"] = index.objects
-    return Catalogue(folder, "dcp", tensors, reader, tied, values)
+    values = {"tree": _structure(index)}
+    unchecked = () if index.signed else (METADATA,)
+    return Catalogue(
+        *(folder, "dcp", tensors, reader, tied, values, unchecked),
+        pickled=index.objects,
+        damage=reader.damage,
+    )
 
 
 def _read(folder: str) -> Index:
@@ -106,9 +109,9 @@ def _merged(folder: str, indexes: list[Index]) -> Index:
                     f"{dtype_name(known.dtype)} by one rank, {one.shape} and "
                     f"{dtype_name(one.dtype)} by another."
                 )
-            boxes = {chunk.box for chunk in known.chunks}
-            more = tuple([chunk for chunk in one.chunks if chunk.box not in boxes])
-            tensors[name] = replace(known, chunks=(*known.chunks, *more))
+            boxes = {chunk.box for chunk in known.pieces}
+            more = tuple([chunk for chunk in one.pieces if chunk.box not in boxes])
+            tensors[name] = replace(known, pieces=(*known.pieces, *more))
     for name, one in tensors.items():
         one.check(f"{folder}: the indexes of {len(indexes)} ranks", name)
     return Index(tensors, tuple(objects), paths)
@@ -118,7 +121,7 @@ def _check_files(folder: str, index: Index) -> None:
     """Refuse a folder of which a file is missing or cut off."""
     ends: dict[str, tuple[int, str]] = {}
     for name, one in index.tensors.items():
-        for chunk in one.chunks:
+        for chunk in one.pieces:
             end = chunk.offset + chunk.length
             if end > ends.get(chunk.file, (-1, ""))[0]:
                 ends[chunk.file] = end, name
@@ -198,6 +201,13 @@ class _Reader:
         plain = tuple(range(len(found.order)))
         foreign = Foreign(found.swapped, None, None if found.order == plain else found.order)
         self._raw.read_as(tensor, replace(piece, offset=found.offset), box, out, foreign)
+        whole = box == piece.box and foreign == Foreign() and out.flags.c_contiguous
+        if whole and found.crc not in (None, crc := zlib.crc32(out.reshape(-1).view("u1").data)):
+            raise CorruptFileError(
+                f"{os.path.join(self._folder, piece.file)}: tensor {tensor.name!r:.200}, box "
+                f"{piece.box}: its checksum is {crc:08x}, expected {found.crc:08x}. The file was "
+                "damaged or changed."
+            )
 
     def damage(self, tensor: Stored, piece: Piece) -> str | None:
         """Return what is wrong with a piece by the checksum in its archive; None if nothing is."""

@@ -74,7 +74,7 @@ class DcpWriter:
         self.owners = placing.owners(options.piece_bytes)
         self._frames, self._homes = placing.frames, placing.homes
         self._glue = placing.glue()
-        text = index_bytes(_index(tensors, placing.chunks, options.tied, paths))
+        text = index_bytes(_index(tensors, placing.archives, options.tied, paths))
         files = [NewFile(name, size) for name, size in placing.sizes.items()]
         stored = {
             n: Stored(n, tuple(x.shape), x.dtype, placing.pieces[n]) for n, x in tensors.items()
@@ -134,7 +134,7 @@ class _Placing:
     """Where the archives are.
 
     Attributes:
-        chunks: the chunks of each tensor.
+        archives: the archives of each tensor.
         pieces: the pieces of each tensor, the elements of some archives in several.
         sizes: the bytes of each file.
         frames: what stands around the elements of each archive, by file and offset.
@@ -142,7 +142,7 @@ class _Placing:
     """
 
     def __init__(self, tensors: Mapping[str, ShapeDtype], boxes: Boxes, generation: int) -> None:
-        self.chunks: dict[str, list[Chunk]] = {name: [] for name in tensors}
+        self.archives: dict[str, list[Chunk]] = {name: [] for name in tensors}
         self.pieces: dict[str, tuple[Piece, ...]] = {}
         self.frames: dict[Place, Frame] = {}
         self.homes: dict[Place, Place] = {}
@@ -155,7 +155,7 @@ class _Placing:
                 file = f"__{process}_{generation}{SUFFIX}"
                 at = -(-ends.get(file, 0) // _APART) * _APART
                 made = self.frames[file, at] = frame(box.shape, x.dtype)
-                self.chunks[name].append(Chunk(box, file, at, made.length))
+                self.archives[name].append(Chunk(box, file, at, made.length))
                 self._owners[name].append(process)
                 ends[file] = at + made.length
         self.sizes = dict(sorted(ends.items()))
@@ -169,7 +169,7 @@ class _Placing:
         found = {}
         for name, x in self._tensors.items():
             pieces, owners = [], []
-            for chunk, owner in zip(self.chunks[name], self._owners[name], strict=True):
+            for chunk, owner in zip(self.archives[name], self._owners[name], strict=True):
                 home = chunk.file, chunk.offset
                 at = chunk.offset + len(self.frames[home].head)
                 for box in _moved(chunk.box, x.dtype.itemsize, most):
