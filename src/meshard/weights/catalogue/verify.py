@@ -80,25 +80,32 @@ def verify(
     number = 0
     for tensor in catalogue.tensors.values():
         for piece in tensor.pieces:
-            own = catalogue.damage if piece.checksum is None else None
-            if piece.checksum is None and piece.offset >= 0 and own is None:
+            if piece.checksum is None and piece.offset >= 0 and catalogue.damage is None:
                 continue  # what a library reads is checked by the library
             number += 1
             if number % count != process:
                 continue
-            file = os.path.join(home, piece.file)
             try:
-                reason = None if own is None else own(tensor, piece)
-                found = piece_sum(catalogue, tensor, piece) if own is None else None
+                wrong = _damage(catalogue, tensor, piece, told)
             except CheckpointError as error:
-                yield Damage(file, f"it cannot be read: {error}", tensor.name, piece.box)
-                continue
-            if own is not None and told is not None:
-                told(piece.box.volume * tensor.dtype.itemsize)
-            if piece.checksum is not None and found is not None and found != piece.checksum:
-                reason = f"its checksum is {found:016x}, expected {piece.checksum:016x}."
-            if reason is not None:
-                yield Damage(file, reason, tensor.name, piece.box)
+                wrong = f"it cannot be read: {error}"
+            if wrong is not None:
+                yield Damage(os.path.join(home, piece.file), wrong, tensor.name, piece.box)
+
+
+def _damage(
+    catalogue: Catalogue, tensor: Stored, piece: Piece, told: Callable[[int], None] | None
+) -> str | None:
+    """Return what is wrong with a piece; None if nothing is."""
+    if piece.checksum is None and catalogue.damage is not None:
+        wrong = catalogue.damage(tensor, piece)
+        if told is not None:
+            told(piece.box.volume * tensor.dtype.itemsize)
+        return wrong
+    found = piece_sum(catalogue, tensor, piece)
+    if piece.checksum in (None, found):
+        return None
+    return f"its checksum is {found:016x}, expected {piece.checksum:016x}."
 
 
 @final

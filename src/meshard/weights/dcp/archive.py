@@ -248,11 +248,7 @@ def _form(made: Any, told: Any) -> tuple[str, Elements]:
         raise CheckpointError(
             told(f"its tensor has dtype {dtype!r:.40}, which NumPy does not have")
         )
-    plain = all(
-        isinstance(some, tuple) and all(type(n) is int and 0 <= n < 1 << 63 for n in some)
-        for some in (sizes, strides)
-    )
-    if not plain or len(sizes) != len(strides) or first < 0:
+    if not (_are_sizes(sizes) and _are_sizes(strides) and len(sizes) == len(strides)) or first < 0:
         raise CorruptFileError(told("its tensor's shape is damaged"))
     order = _order(sizes, strides)
     if order is None:
@@ -263,6 +259,10 @@ def _form(made: Any, told: Any) -> tuple[str, Elements]:
             )
         )
     return key, Elements(first * DTYPES[dtype].itemsize, sizes, order, dtype, False, None)
+
+
+def _are_sizes(given: Any) -> bool:
+    return isinstance(given, tuple) and all(type(n) is int and 0 <= n < 1 << 63 for n in given)
 
 
 def _order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
