@@ -304,7 +304,7 @@ class Frame:
 
 
 def frame(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Frame:
-    """Return the archive of a tensor in C order, as torch loads it."""
+    """Return the archive of a tensor in C order, as torch loads it; a multiple of 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
     order = b"little" if np.little_endian else b"big"
     small = {"data.pkl": _pickle(shape, dtype), "byteorder": order, "version": b"3\n"}
@@ -317,7 +317,8 @@ def frame(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Frame:
     place = len(head)
     head += entry.local()
     at = len(head) + size
-    last = entry.central()
+    bare = len(head) + size + len(table) + len(entry.central()) + _ENDS
+    last = entry.central(-bare % _ALIGNMENT)
     sums = place + 14, at + len(table) + 16
     table += last
     count = len(small) + 1
@@ -353,10 +354,13 @@ class _Entry:
         )
         return head + name + extra
 
-    def central(self) -> bytes:
-        """Return its entry in the directory."""
+    def central(self, gap: int = 0) -> bytes:
+        """Return its entry in the directory, which further bytes make longer."""
         name, long = self.name.encode(), self._is_long
         extra = struct.pack("<HHQQ", 1, 16, self.size, self.size) if long else b""
+        if gap:
+            more = gap - 4 if gap > 3 else gap - 4 + _ALIGNMENT
+            extra += b"FB" + struct.pack("<H", more) + b"Z" * more
         sizes = [_FULL32 if long else self.size] * 2
         version = 45 if long else 20
         head = _CENTRAL.pack(

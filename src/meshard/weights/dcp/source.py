@@ -13,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, final
 
+import numpy as np
+
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, MissingFileError
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import READ_BUFFER
 from meshard.weights.catalogue.detect import Format
-from meshard.weights.catalogue.raw import Foreign, OpenFile, OpenFiles, RawReader
+from meshard.weights.catalogue.raw import Foreign, OpenFile, OpenFiles, RawReader, contiguous_boxes
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.dcp.archive import Elements, Window
+from meshard.weights.dcp.archive import Elements, Window, frame
 from meshard.weights.dcp.dtypes import NAMES
 from meshard.weights.dcp.index import METADATA, SUFFIX, Index, Indexed, read_index
 
@@ -59,7 +61,7 @@ def open_dcp(path: str) -> Catalogue:
             continue
         pieces = tuple([Piece(c.box, c.file, c.offset) for c in one.pieces])
         tensors[name] = Stored(name, one.shape, one.dtype, pieces)
-    reader = _Reader(folder, lengths)
+    reader = _Reader(folder, lengths, ours=index.signed)
     values = {"tree": _structure(index)}
     unchecked = () if index.signed else (METADATA,)
     return Catalogue(
@@ -190,8 +192,8 @@ def _node(node: Any) -> Any:
 class _Reader:
     """Finds the elements of chunks in their archives, and reads them."""
 
-    def __init__(self, folder: str, lengths: Mapping[tuple[str, int], int]) -> None:
-        self._folder, self._lengths = folder, lengths
+    def __init__(self, folder: str, lengths: Mapping[tuple[str, int], int], *, ours: bool) -> None:
+        self._folder, self._lengths, self._ours = folder, lengths, ours
         self._raw, self._files = RawReader(folder), OpenFiles()
         self._found: dict[tuple[str, int], Elements] = {}
 
@@ -201,8 +203,7 @@ class _Reader:
         plain = tuple(range(len(found.order)))
         foreign = Foreign(found.swapped, None, None if found.order == plain else found.order)
         self._raw.read_as(tensor, replace(piece, offset=found.offset), box, out, foreign)
-        whole = box == piece.box and foreign == Foreign() and out.flags.c_contiguous
-        if whole and found.crc not in (None, crc := zlib.crc32(out.reshape(-1).view("u1").data)):
+        if box == piece.box and foreign == Foreign() and found.crc not in (None, crc := _crc(out)):
             raise CorruptFileError(
                 f"{os.path.join(self._folder, piece.file)}: tensor {tensor.name!r:.200}, box "
                 f"{piece.box}: its checksum is {crc:08x}, expected {found.crc:08x}. The file was "
@@ -220,9 +221,26 @@ class _Reader:
                 found.offset + at, min(READ_BUFFER, size - at), f"tensor {tensor.name!r:.200}"
             )
             crc = zlib.crc32(part, crc)
-        if crc == found.crc:
-            return None
-        return f"its checksum is {crc:08x}, expected {found.crc:08x}."
+        if crc != found.crc:
+            return f"its checksum is {crc:08x}, expected {found.crc:08x}."
+        if self._ours and not self._is_framed(tensor, piece, crc):
+            return "what is around its elements in the archive was changed."
+        return None
+
+    def _is_framed(self, tensor: Stored, piece: Piece, crc: int) -> bool:
+        """Whether an archive is as meshard writes it, apart from its elements."""
+        made = frame(piece.box.shape, tensor.dtype)
+        behind = len(made.head) + made.size
+        if self._lengths[piece.file, piece.offset] != made.length:
+            return False
+        file, doing = self._file(piece), f"tensor {tensor.name!r:.200}"
+        head = bytearray(file.bytes_at(piece.offset, len(made.head), doing))
+        tail = bytearray(file.bytes_at(piece.offset + behind, len(made.tail), doing))
+        for text, at in (head, made.sums[0]), (tail, made.sums[1] - behind):
+            if text[at : at + 4] != crc.to_bytes(4, "little"):
+                return False
+            text[at : at + 4] = bytes(4)
+        return bytes(head) == made.head and bytes(tail) == made.tail
 
     def close(self) -> None:
         """Close the files."""
@@ -255,6 +273,15 @@ class _Reader:
                 )
             self._found[key] = found
         return found
+
+
+def _crc(block: Block) -> int:
+    """Return the CRC-32 of an array's elements in C order."""
+    crc = 0
+    for box in contiguous_boxes(block.shape, block.itemsize, READ_BUFFER):
+        part = np.ascontiguousarray(block[box.slices])
+        crc = zlib.crc32(part.reshape(-1).view(np.uint8).data, crc)
+    return crc
 
 
 def _is_dcp(names: set[str]) -> bool:

@@ -33,8 +33,6 @@ from meshard.weights.dcp.index import (
 )
 
 _OURS = re.compile(r"__\d+_\d+\.distcp|__\d+\.metadata")
-_APART = 64
-"""Archives begin at multiples of so many bytes, and so do the elements in them."""
 
 Boxes = Mapping[str, Sequence[tuple[Box, int]]]
 """For each tensor the boxes in which it is stored, and the process that writes each."""
@@ -150,10 +148,9 @@ class _Placing:
         self._owners: dict[str, list[int]] = {name: [] for name in tensors}
         ends: dict[str, int] = {}
         for name, x in tensors.items():
-            whole = Box.whole(tuple(x.shape))
-            for box, process in boxes.get(name) or [(whole, 0)]:
+            for box, process in boxes[name]:
                 file = f"__{process}_{generation}{SUFFIX}"
-                at = -(-ends.get(file, 0) // _APART) * _APART
+                at = ends.get(file, 0)
                 made = self.frames[file, at] = frame(box.shape, x.dtype)
                 self.archives[name].append(Chunk(box, file, at, made.length))
                 self._owners[name].append(process)
