@@ -112,14 +112,16 @@ def _check_folder(path: Path, *, overwrite: bool) -> None:
     Raises:
         FileInUseError: if it does.
     """
-    if path.is_dir():
+    try:  # in one step, since another process may be making it
         names = sorted([p.name for p in path.iterdir() if not p.name.startswith(".")])
-        if names and not overwrite:
-            raise FileInUseError(
-                f"{path} holds {names[0]!r}. Give a new folder, or overwrite=True to replace it."
-            )
-    elif path.exists():
-        raise FileInUseError(f"{path} is a file; several files need a folder.")
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise FileInUseError(f"{path} is a file; several files need a folder.") from None
+    if names and not overwrite:
+        raise FileInUseError(
+            f"{path} holds {names[0]!r}. Give a new folder, or overwrite=True to replace it."
+        )
 
 
 def _ranks(entries: Iterable[Entry]) -> dict[str, list[Box]]:
