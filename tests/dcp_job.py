@@ -78,9 +78,7 @@ def part(x: Any, like: Any) -> Any:
     """Return what a rank holds of a tensor that is laid out like a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, start = compute_local_shape_and_global_offset(
-        x.shape, like.device_mesh, like.placements
-    )
+    shape, start = compute_local_shape_and_global_offset(x.shape, like.device_mesh, like.placements)
     return x[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))]
 
 
@@ -114,7 +112,7 @@ def main() -> None:
     folder, count = sys.argv[1], int(sys.argv[2])
     context = multiprocessing.get_context("fork")
     import torch.distributed.checkpoint  # once, before the ranks are forked
-    import torch.distributed.tensor  # noqa: F401
+    import torch.distributed.tensor
 
     torch.set_num_threads(1)
     ranks = [context.Process(target=work, args=(r, folder, count)) for r in range(RANKS)]

@@ -7,7 +7,6 @@ is made for this one reading; a pickle that has any other name is refused before
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import struct
@@ -63,9 +62,7 @@ def unpickled(data: bytes, known: Mapping[Name, Any], path: str) -> Any:
         CheckpointError: if another name occurs in it.
         CorruptFileError: if it is not a complete pickle.
     """
-    # A pickle could name classes by numbers that the program has registered; those that were used
-    # before would be found without asking for their names.
-    copyreg.clear_extension_cache()
+    _check(data, path)
     try:
         return _Unpickler(data, known, path).load()
     except CheckpointError:
@@ -74,6 +71,59 @@ def unpickled(data: bytes, known: Mapping[Name, Any], path: str) -> Any:
         raise CorruptFileError(
             f"{path}: its pickle is damaged: {type(error).__name__}: {error}"
         ) from error
+
+
+_BYTES = {
+    **dict.fromkeys(b"(.}])0112NRabeltsu\x81\x85\x86\x87\x88\x89\x93\x94", 0),
+    **dict.fromkeys(b"Khq\x80", 1),
+    **dict.fromkeys(b"M", 2),
+    **dict.fromkeys(b"Jj", 4),
+    **dict.fromkeys(b"G\x95", 8),
+}
+"""How many bytes follow each instruction that is allowed, if they are always as many."""
+_COUNTED = {0x8A: 1, 0x8C: 1, ord("X"): 4}
+"""The size of the number that says how many bytes follow."""
+
+
+def _check(data: bytes, path: str) -> None:
+    """Refuse a pickle of other instructions than those that data needs, or that asks for much.
+
+    A few damaged bytes would otherwise let Python ask for any amount of memory; and a pickle could
+    name classes by numbers, which are not looked up by name.
+
+    Raises:
+        CorruptFileError: if it has one, or is cut off.
+    """
+    at, size, sizes = 0, len(data), [_BYTES.get(code, -1) for code in range(256)]
+    while at < size:
+        code = data[at]
+        more = sizes[code]
+        if more < 0:
+            more = _following(data, at, path)
+        at += 1 + more
+        if code == 0x2E:  # it ends
+            return
+    raise CorruptFileError(f"{path}: its pickle is damaged: it ends at byte {size:,}.")
+
+
+def _following(data: bytes, at: int, path: str) -> int:
+    """Return how many bytes follow an instruction at a place."""
+    code, begin = data[at], at + 1
+    if code in _COUNTED:
+        width = _COUNTED[code]
+        return width + int.from_bytes(data[begin : begin + width], "little")
+    if code == 0x72 and int.from_bytes(data[begin : begin + 4], "little") <= at:
+        return 4  # it keeps a value under a number; there are no more of them than bytes
+    if code == 0x63:  # two lines name a class
+        end = data.find(b"\n", data.find(b"\n", begin) + 1)
+        if end > 0:
+            return end - at
+    if code == 0x51:
+        return 0  # data that is beside the pickle
+    raise CorruptFileError(
+        f"{path}: its pickle is damaged, or not one of data: it has instruction {bytes([code])!r} "
+        f"at byte {at:,}. Nothing in it was run."
+    )
 
 
 @final
