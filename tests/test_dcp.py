@@ -114,7 +114,7 @@ def test_a_recorded_folder_of_torch_is_read(recorded: Path) -> None:
     (one,) = checkpoint.verify(recorded)
     assert one.file.endswith(".metadata")
     assert "no checksums" in one.reason
-    with pytest.raises(CheckpointError, match="'opt.groups.0.lr' in .* is a pickle, which could"):
+    with pytest.raises(CheckpointError, match="is a pickle, which could run code"):
         checkpoint.load(recorded, like={"opt": {"groups": [{"lr": 0.1}]}})
 
 
@@ -189,11 +189,12 @@ def test_the_command_inspects_verifies_and_converts(
         return capsys.readouterr().out
 
     assert "bfloat16" in call("inspect", recorded)
-    call("reshard", recorded, folder / "out", "--to", "dcp")
+    told = call("reshard", recorded, folder / "out", "--to", "dcp")
+    assert "5 tensors, 44 bytes" in told
     call("verify", folder / "out")
     assert "(dcp)" in call("inspect", folder / "out")
     call("reshard", folder / "out", folder / "out.safetensors")
-    same(np.asarray(checkpoint.load(folder / "out.safetensors")["w"]).shape, (2, 3))
+    assert checkpoint.load(folder / "out.safetensors")["w"].shape == (2, 3)
 
 
 # what is refused
