@@ -127,6 +127,40 @@ def test_a_stored_transposed_chunk_is_cut_where_it_is_asked(recorded: Path) -> N
         same(np.asarray(found["w"]), np.arange(6, dtype="f4").reshape(3, 2).T)
 
 
+def test_archives_of_the_other_byte_order_and_of_parameters(recorded: Path) -> None:
+    """`torch._utils._rebuild_parameter` is around the tensor of an nn.Parameter."""
+    index = read_index((recorded / ".metadata").read_bytes(), "it")
+    data = bytearray((recorded / "__0_0.distcp").read_bytes())
+    chunk = index.tensors["opt.step"].pieces[0]
+    window = archive.Window(OpenFile(str(recorded / "__0_0.distcp")), chunk.offset, chunk.length)
+    start = window.elements().offset
+    assert data[start : start + 8] == (7).to_bytes(8, "little")
+    data[start : start + 8] = (7).to_bytes(8, "big")
+    at = data.index(b"little", chunk.offset)
+    data[at : at + 6] = b"big   "
+    (recorded / "__0_0.distcp").write_bytes(bytes(data))
+    assert int(checkpoint.load(recorded)["opt"]["step"]) == 7
+
+    def parameter(pickled: bytes) -> bytes:
+        out = Pickle()
+        out.name("torch._utils", "_rebuild_parameter")
+        return out.done()[:-1] + b"(" + pickled[2:-1] + b"\x88}tR."
+
+    found = archive.unpickled(parameter(archive._pickle((2, 3), F4)), archive._KNOWN, "it")
+    key, elements = archive._form(found, str)
+    assert (key, elements.shape, elements.dtype) == ("0", (2, 3), "float32")
+
+
+def test_an_index_of_older_versions_of_torch_is_read(recorded: Path) -> None:
+    """Until 2.2, properties of tensors were a class of another module; there was no version."""
+    new, old = (
+        b"ctorch.distributed.checkpoint.metadata\nTensorProperties\n",
+        b"ctorch.distributed._shard.sharded_tensor.metadata\nTensorProperties\n",
+    )
+    data = made(bytes=[(new, old), (b"version", b"vorsion")])
+    assert read_index(data, "it").tensors["w"].shape == (4, 3)
+
+
 def test_each_archive_is_a_zip_and_ties_are_one(folder: Path) -> None:
     w = np.arange(12.0).reshape(3, 4)
     tree = {"a": w, "b": {"c": [w, np.ones(3, ml_dtypes.bfloat16)]}}

@@ -43,7 +43,7 @@ def open_dcp(path: str) -> Catalogue:
         CheckpointError: if the index is of another version, or names a class that is not one of
             those that describe tensors.
     """
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    folder = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
     index = _read(folder)
     lengths = {
         (chunk.file, chunk.offset): chunk.length
