@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add, gt
 from typing import Any, final
 
 import numpy as np
@@ -235,12 +236,12 @@ def _dtype(path: str, name: str, properties: Any) -> np.dtype[Any]:
 def _box(name: str, shape: tuple[int, ...], chunk: Record) -> Box:
     """Return the box of a chunk, within its tensor."""
     starts, sizes = _sizes(chunk.get("offsets"), name), _sizes(chunk.get("sizes"), name)
-    if len(starts) != len(shape) or len(sizes) != len(shape):
+    if not len(starts) == len(sizes) == len(shape):
         raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk of shape {sizes}")
-    box = Box(starts, tuple([a + n for a, n in zip(starts, sizes, strict=True)]))
-    if any(b > n for b, n in zip(box.stops, shape, strict=True)):
-        raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk {box}")
-    return box
+    stops = tuple(map(add, starts, sizes))
+    if any(map(gt, stops, shape)):
+        raise _Malformed(f"tensor {name!r:.200} of shape {shape} has a chunk {Box(starts, stops)}")
+    return Box(starts, stops)
 
 
 def _check_cover(name: str, shape: tuple[int, ...], chunks: Sequence[Chunk]) -> None:
@@ -307,8 +308,9 @@ def _list(value: Any, name: str) -> Iterator[Record]:
 
 
 def _sizes(value: Any, name: object) -> tuple[int, ...]:
-    if isinstance(value, (tuple, list)) and len(value) <= 64 and all(map(_is_size, value)):
-        return tuple(value)
+    found = tuple(value) if isinstance(value, (tuple, list)) else (None,)
+    if len(found) <= 64 and set(map(type, found)) <= {int} and min(found, default=0) >= 0:
+        return found
     raise _Malformed(f"{name!r:.200} has the sizes {value!r:.80}")
 
 

@@ -29,12 +29,14 @@ class Record:
 
     Attributes:
         args: the arguments.
-        state: the state, if it is not a dict; a dict becomes attributes.
+        state: the state.
     """
+
+    args: tuple[Any, ...] = ()
+    state: Any = None
 
     def __init__(self, *args: Any) -> None:
         self.args = args
-        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         """Keep a state."""
@@ -42,7 +44,7 @@ class Record:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute that the state gives."""
-        return self.state.get(name, default) if isinstance(self.state, dict) else default
+        return self.state.get(name, default) if type(self.state) is dict else default
 
 
 RECORD = object()
