@@ -273,7 +273,12 @@ def test_nothing_that_a_pickle_names_is_run(recorded: Path, protocol: int) -> No
         (b"\x8c\x05torch\x8c\x0cSize.__new__\x93", "torch.Size.__new__"),
         (b"\x82\xf0", r"not one of data: it has instruction b'\x82' at byte 2"),  # by a number
         (b"Vtext\n", "it has instruction b'V' at byte 2. Nothing in it was run"),
-        (b"Nr\xff\xff\xff\xff", "it has instruction b'r' at byte 3"),  # asks for 64 GiB
+        (b"Nr\xff\xff\xff\xff0", "it has instruction b'0'"),
+        (b"}N)s", "keys are of what is not a dict, or are neither texts nor records"),
+        (b"})" + b"\x85" * 200_000 + b"Ns", "or are neither texts nor records"),  # too deep to hash
+        (b")" + b"\x85" * 200_000, "it holds a tuple, not DCP's metadata"),
+        (b"ctorch\nSize\nN}b", "a state is given to what is not a record"),
+        (b"ctorch\nSize\nN\x85R", "something is called that is not a name, or with other"),
         (b"K\x07", "it holds a int, not DCP's metadata"),
     ],
 )
@@ -301,7 +306,7 @@ def test_a_name_within_an_archive_is_refused_too(recorded: Path) -> None:
 
 
 def test_a_pickle_cannot_change_what_later_ones_become(recorded: Path) -> None:
-    """A state for a class sets attributes of it: of a class that is gone with that pickle."""
+    """Python's own unpickler sets attributes of a class that is given a state."""
     cls = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
     state = b"(N}X\x03\x00\x00\x00getNst"
     data = b"\x80\x02" + cls + state + b"b."

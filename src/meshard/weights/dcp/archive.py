@@ -234,14 +234,14 @@ def _zip64(extra: bytes) -> Any:
 
 def _form(made: Any, told: Any) -> tuple[str, Elements]:
     """Return which data a tensor has, and how its elements are in it."""
-    if isinstance(made, Record) and type(made).__name__ == _PARAMETER[1] and made.args:
+    if isinstance(made, Record) and made.kind == _PARAMETER[1] and made.args:
         made = made.args[0]
     match made:
         case Record(
             args=(("storage", str(kind), str(key), _, int()), int(first), sizes, strides, _, *rest)
         ):
             names = {_V2[1]: kind, _V3[1]: rest[1] if len(rest) > 1 else None}
-            dtype = names.get(type(made).__name__)
+            dtype = names.get(made.kind)
         case _:
             raise CheckpointError(told("it does not hold one dense tensor"))
     if dtype not in DTYPES:

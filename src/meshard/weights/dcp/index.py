@@ -19,7 +19,16 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, did_you_mean
 from meshard.weights.dcp.dtypes import DTYPES, NAMES, WITHOUT
-from meshard.weights.dcp.pickled import ADVICE, RECORD, Name, Pickle, Record, kind_of, unpickled
+from meshard.weights.dcp.pickled import (
+    ADVICE,
+    RECORD,
+    Name,
+    Pickle,
+    Record,
+    kind_of,
+    told,
+    unpickled,
+)
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
@@ -136,7 +145,7 @@ def read_index(data: bytes, path: str, *, whole: bool = True) -> Index:
         version = form.get("version")
         if version is not None and not str(version).startswith("1."):
             raise CheckpointError(
-                f"{path}: it is of DCP's version {version!r:.40}, and versions 1 can be read. "
+                f"{path}: it is of DCP's version {told(version)}, and versions 1 can be read. "
                 f"{ADVICE}"
             )
         described = _dict(form.get("state_dict_metadata"), "tensors")
@@ -144,7 +153,7 @@ def read_index(data: bytes, path: str, *, whole: bool = True) -> Index:
         tensors, objects = {}, []
         for name, one in described.items():
             if not isinstance(name, str):
-                raise _Malformed(f"{name!r:.80} is not a name")
+                raise _Malformed(f"{told(name)} is not a name")
             if kind_of(one) == "BytesStorageMetadata":
                 objects.append(name)
             else:
@@ -186,18 +195,17 @@ def _places(given: Mapping[Any, Any], path: str) -> _Places:
             raise _Malformed(f"a place is given as {kind_of(info)} of {kind_of(index)}")
         name, first = index.get("fqn"), index.get("offset")
         file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
+        if not isinstance(name, str) or not isinstance(file, str) or not file:
+            raise _Malformed(f"a place has the name {told(name)} and the file {told(file)}")
         if info.get("transform_descriptors"):
             raise CheckpointError(
-                f"{path}: {name!r:.200} was stored through {info.get('transform_descriptors')}, "
-                "extensions of DCP that change the bytes, such as compression. Save it without "
-                "them."
+                f"{path}: {name!r:.200} was stored through extensions of DCP that change the "
+                "bytes, such as compression. Save it without them."
             )
-        if not isinstance(name, str) or not isinstance(file, str) or not file:
-            raise _Malformed(f"a place has the name {name!r:.80} and the file {file!r:.80}")
         if os.path.isabs(file) or ".." in file.split("/") or "\0" in file:
             raise CheckpointError(f"{path}: the file {file!r:.200} is not within the folder.")
         if not (_is_size(offset) and _is_size(length)):
-            raise _Malformed(f"{name!r:.200} is at byte {offset!r:.40}, of {length!r:.40}")
+            raise _Malformed(f"{name!r:.200} is at byte {told(offset)}, of {told(length)}")
         found[name, None if first is None else _sizes(first, name)] = file, offset, length
     return found
 
@@ -228,7 +236,7 @@ def _dtype(path: str, name: str, properties: Any) -> np.dtype[Any]:
         given = state.get("dtype")
     if not isinstance(given, str) or given not in DTYPES:
         raise CheckpointError(
-            f"{path}: tensor {name!r:.200} has dtype {given!r:.40}, which NumPy does not have."
+            f"{path}: tensor {name!r:.200} has dtype {told(given)}, which NumPy does not have."
         )
     return DTYPES[given]
 
@@ -311,7 +319,7 @@ def _sizes(value: Any, name: object) -> tuple[int, ...]:
     found = tuple(value) if isinstance(value, (tuple, list)) else (None,)
     if len(found) <= 64 and set(map(type, found)) <= {int} and min(found, default=0) >= 0:
         return found
-    raise _Malformed(f"{name!r:.200} has the sizes {value!r:.80}")
+    raise _Malformed(f"{told(name)} has the sizes {told(value)}")
 
 
 def _is_size(value: Any) -> bool:

@@ -1,16 +1,14 @@
 """Pickles as data: reading them without running anything that they name, and writing them.
 
 In: bytes, and the few names that may occur in them. Out: tuples, dicts, numbers, texts and records.
-A name of the list becomes a text, a builtin type that only holds data, or a class of records that
-is made for this one reading; a pickle that has any other name is refused before it is looked up.
+Python's unpickler is not used. A call in a pickle becomes a record of the name and the arguments; a
+pickle that has any other name than those is refused before it is looked up.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from meshard.errors import CheckpointError, CorruptFileError
@@ -24,23 +22,23 @@ ADVICE = (
 )
 
 
+@final
 class Record:
-    """What a pickle says that it would make: the arguments of a call, and a state.
+    """What a pickle says that it would make.
+
+    Args:
+        kind: the name of the class or function.
+        args: the arguments of the call.
 
     Attributes:
-        args: the arguments.
-        state: the state.
+        state: the state that it would be given.
     """
 
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    __slots__ = ("args", "kind", "state")
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        """Keep a state."""
-        self.state = state
+    def __init__(self, kind: str, args: tuple[Any, ...]) -> None:
+        self.kind, self.args = kind, args
+        self.state: Any = None
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute that the state gives."""
@@ -48,7 +46,17 @@ class Record:
 
 
 RECORD = object()
-"""In a list of names: the name becomes a class of records."""
+"""In a list of names: a call of it becomes a record."""
+
+
+@final
+class _Made:
+    """A name whose calls become records."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
 
 
 def unpickled(data: bytes, known: Mapping[Name, Any], path: str) -> Any:
@@ -62,106 +70,231 @@ def unpickled(data: bytes, known: Mapping[Name, Any], path: str) -> Any:
 
     Raises:
         CheckpointError: if another name occurs in it.
-        CorruptFileError: if it is not a complete pickle.
+        CorruptFileError: if it is not a complete pickle, or has other instructions than data needs.
     """
-    _check(data, path)
     try:
-        return _Unpickler(data, known, path).load()
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever damaged bytes lead to
+        return _Reading(data, known, path).result()
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise CorruptFileError(
             f"{path}: its pickle is damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-_BYTES = {
-    **dict.fromkeys(b"(.}])0112NRabeltsu\x81\x85\x86\x87\x88\x89\x93\x94", 0),
-    **dict.fromkeys(b"Khq\x80", 1),
-    **dict.fromkeys(b"M", 2),
-    **dict.fromkeys(b"Jj", 4),
-    **dict.fromkeys(b"G\x95", 8),
-}
-"""How many bytes follow each instruction that is allowed, if they are always as many."""
-_COUNTED = {0x8A: 1, 0x8C: 1, ord("X"): 4}
-"""The size of the number that says how many bytes follow."""
-
-
-def _check(data: bytes, path: str) -> None:
-    """Refuse a pickle of other instructions than those that data needs, or that asks for much.
-
-    A few damaged bytes would otherwise let Python ask for any amount of memory; and a pickle could
-    name classes by numbers, which are not looked up by name.
-
-    Raises:
-        CorruptFileError: if it has one, or is cut off.
-    """
-    at, size, sizes = 0, len(data), [_BYTES.get(code, -1) for code in range(256)]
-    while at < size:
-        code = data[at]
-        more = sizes[code]
-        if more < 0:
-            more = _following(data, at, path)
-        at += 1 + more
-        if code == 0x2E:  # it ends
-            return
-    raise CorruptFileError(f"{path}: its pickle is damaged: it ends at byte {size:,}.")
-
-
-def _following(data: bytes, at: int, path: str) -> int:
-    """Return how many bytes follow an instruction at a place."""
-    code, begin = data[at], at + 1
-    if code in _COUNTED:
-        width = _COUNTED[code]
-        return width + int.from_bytes(data[begin : begin + width], "little")
-    if code == 0x72 and int.from_bytes(data[begin : begin + 4], "little") <= at:
-        return 4  # it keeps a value under a number; there are no more of them than bytes
-    if code == 0x63:  # two lines name a class
-        end = data.find(b"\n", data.find(b"\n", begin) + 1)
-        if end > 0:
-            return end - at
-    if code == 0x51:
-        return 0  # data that is beside the pickle
-    raise CorruptFileError(
-        f"{path}: its pickle is damaged, or not one of data: it has instruction {bytes([code])!r} "
-        f"at byte {at:,}. Nothing in it was run."
-    )
-
-
 @final
-class _Unpickler(pickle.Unpickler):
-    """Looks up names in a list, and nowhere else."""
+class _Reading:
+    """The values that a pickle has made so far: a stack, marks in it, and remembered ones."""
+
+    __slots__ = ("data", "known", "marks", "memo", "path", "stack")
 
     def __init__(self, data: bytes, known: Mapping[Name, Any], path: str) -> None:
-        super().__init__(io.BytesIO(data))
-        self._known, self._path = known, path
-        # New classes for each reading: a pickle can set attributes of what it has, and these are
-        # then gone with it.
-        self._made: dict[Name, type[Record]] = {}
+        self.data, self.known, self.path = data, known, path
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name; see `unpickled`."""
-        key = module, name
-        if key not in self._known:
+    def result(self) -> Any:
+        """Follow the instructions, and return the last value."""
+        data, table, at = self.data, _TABLE, 0
+        while at < len(data):
+            code = data[at]
+            if code == 0x2E:
+                return self.stack.pop()
+            step = table[code]
+            if step is None:
+                raise CorruptFileError(
+                    f"{self.path}: its pickle is damaged, or not one of data: it has instruction "
+                    f"{bytes([code])!r} at byte {at:,}. Nothing in it was run."
+                )
+            at = step(self, at + 1)
+        raise CorruptFileError(
+            f"{self.path}: its pickle is damaged: it ends at byte {len(data):,}."
+        )
+
+    def text(self, at: int, width: int) -> int:
+        """Add a text before which its length is."""
+        begin = at + width
+        end = begin + int.from_bytes(self.data[at:begin], "little")
+        if end > len(self.data):
+            raise ValueError(f"a text is cut off at byte {at:,}")
+        self.stack.append(self.data[begin:end].decode("utf-8", "surrogatepass"))
+        return end
+
+    def number(self, form: struct.Struct, at: int) -> int:
+        """Add a number."""
+        self.stack.append(form.unpack_from(self.data, at)[0])
+        return at + form.size
+
+    def long(self, at: int) -> int:
+        """Add a number before which its length is."""
+        end = at + 1 + self.data[at]
+        self.stack.append(int.from_bytes(self.data[at + 1 : end], "little", signed=True))
+        return end
+
+    def marked(self) -> list[Any]:
+        """Take the values since the last mark."""
+        begin = self.marks.pop()
+        found = self.stack[begin:]
+        del self.stack[begin:]
+        return found
+
+    def several(self, count: int, at: int) -> int:
+        """Make a tuple of some values, or of those since the last mark."""
+        if count < 0:
+            self.stack.append(tuple(self.marked()))
+            return at
+        found = tuple(self.stack[-count:])
+        del self.stack[-count:]
+        self.stack.append(found)
+        return at
+
+    def remember(self, number: int, at: int) -> int:
+        """Remember the last value under a number."""
+        self.memo[number] = self.stack[-1]
+        return at
+
+    def again(self, number: int, at: int) -> int:
+        """Add a value that is remembered."""
+        self.stack.append(self.memo[number])
+        return at
+
+    def push(self, value: Any, at: int) -> int:
+        """Add a value."""
+        self.stack.append(value)
+        return at
+
+    def mark(self, at: int) -> int:
+        """Set a mark."""
+        self.marks.append(len(self.stack))
+        return at
+
+    def extend(self, items: list[Any], at: int) -> int:
+        """Add values to the list before them."""
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise TypeError("values are added to what is not a list")
+        target += items
+        return at
+
+    def update(self, items: list[Any], at: int) -> int:
+        """Add keys and values to the dict before them; keys are texts or records."""
+        target = self.stack[-1]
+        keys = items[::2]
+        if type(target) is not dict or any(
+            type(k) is not str and type(k) is not Record for k in keys
+        ):
+            raise TypeError(
+                "keys are added to what is not a dict, or are neither texts nor records"
+            )
+        target.update(zip(keys, items[1::2], strict=True))
+        return at
+
+    def line(self, at: int) -> int:
+        """Add what a name stands for, which is two lines."""
+        middle = self.data.index(b"\n", at)
+        end = self.data.index(b"\n", middle + 1)
+        self.name(self.data[at:middle].decode(), self.data[middle + 1 : end].decode())
+        return end + 1
+
+    def name(self, module: Any, name: Any) -> None:
+        """Add what a name stands for.
+
+        Raises:
+            CheckpointError: if it is not in the list.
+        """
+        if type(module) is not str or type(name) is not str:
+            raise TypeError("a name is not a text")
+        if (module, name) not in self.known:
             raise CheckpointError(
-                f"{self._path}: its pickle names {module}.{name}, which is not one of the classes "
+                f"{self.path}: its pickle names {module}.{name}, which is not one of the classes "
                 f"that describe tensors. {ADVICE}"
             )
-        found = self._known[key]
-        if found is not RECORD:
-            return found
-        if key not in self._made:
-            self._made[key] = type(name, (Record,), {"__slots__": ()})
-        return self._made[key]
+        found = self.known[module, name]
+        self.stack.append(_Made(name) if found is RECORD else found)
 
-    def persistent_load(self, pid: Any) -> Any:
-        """Return what the pickle says about data beside it."""
-        return pid
+    def name_of_two(self, at: int) -> int:
+        """Add what a name stands for, whose parts are the last two values."""
+        name, module = self.stack.pop(), self.stack.pop()
+        self.name(module, name)
+        return at
+
+    def call(self, at: int) -> int:
+        """Put a record of a call in the place of what is called and its arguments."""
+        args, called = self.stack.pop(), self.stack.pop()
+        if type(args) is not tuple:
+            raise TypeError("the arguments of a call are not a tuple")
+        if type(called) is _Made:
+            made: Any = Record(called.kind, args)
+        elif called is tuple and len(args) == 1 and type(args[0]) in (tuple, list):
+            made = tuple(args[0])
+        elif called is int and len(args) == 1 and type(args[0]) is int:
+            (made,) = args
+        elif called is dict and not args:
+            made = {}
+        else:
+            raise TypeError("something is called that is not a name, or with other arguments")
+        self.stack.append(made)
+        return at
+
+    def build(self, at: int) -> int:
+        """Give a record its state."""
+        state, target = self.stack.pop(), self.stack[-1]
+        if type(target) is not Record:
+            raise TypeError("a state is given to what is not a record")
+        target.state = state
+        return at
+
+
+_Step = Callable[[_Reading, int], int]
+_U1, _U2, _I4, _U4, _F8 = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I", ">d"))
+_STEPS: dict[bytes, _Step] = {
+    b"\x80": lambda m, at: at + 1,  # the protocol
+    b"\x95": lambda m, at: at + 8,  # the length of a frame
+    b"(": _Reading.mark,
+    b"N": lambda m, at: m.push(None, at),
+    b"\x88": lambda m, at: m.push(True, at),
+    b"\x89": lambda m, at: m.push(False, at),
+    b"K": lambda m, at: m.number(_U1, at),
+    b"M": lambda m, at: m.number(_U2, at),
+    b"J": lambda m, at: m.number(_I4, at),
+    b"G": lambda m, at: m.number(_F8, at),
+    b"\x8a": _Reading.long,
+    b"\x8c": lambda m, at: m.text(at, 1),
+    b"X": lambda m, at: m.text(at, 4),
+    b")": lambda m, at: m.push((), at),
+    b"]": lambda m, at: m.push([], at),
+    b"}": lambda m, at: m.push({}, at),
+    b"t": lambda m, at: m.several(-1, at),
+    b"\x85": lambda m, at: m.several(1, at),
+    b"\x86": lambda m, at: m.several(2, at),
+    b"\x87": lambda m, at: m.several(3, at),
+    b"a": lambda m, at: m.extend([m.stack.pop()], at),
+    b"e": lambda m, at: m.extend(m.marked(), at),
+    b"s": lambda m, at: m.update([m.stack.pop(-2), m.stack.pop()], at),
+    b"u": lambda m, at: m.update(m.marked(), at),
+    b"q": lambda m, at: m.remember(m.data[at], at + 1),
+    b"r": lambda m, at: m.remember(_U4.unpack_from(m.data, at)[0], at + 4),
+    b"\x94": lambda m, at: m.remember(len(m.memo), at),
+    b"h": lambda m, at: m.again(m.data[at], at + 1),
+    b"j": lambda m, at: m.again(_U4.unpack_from(m.data, at)[0], at + 4),
+    b"c": _Reading.line,
+    b"\x93": _Reading.name_of_two,
+    b"R": _Reading.call,
+    b"\x81": _Reading.call,  # a new object
+    b"b": _Reading.build,
+    b"Q": lambda m, at: at,  # data beside the pickle: what is said about it
+}
+"""What each instruction does; there are no others."""
+_TABLE: list[_Step | None] = [_STEPS.get(bytes([code])) for code in range(256)]
 
 
 def kind_of(value: Any) -> str:
     """Return the name of the class that a record stands for; of others, their type's."""
-    return type(value).__name__
+    return value.kind if type(value) is Record else type(value).__name__
+
+
+def told(value: Any) -> str:
+    """Return a value for messages: one that holds others, by its kind alone."""
+    return repr(value)[:80] if type(value) in (str, int, float, bool) else kind_of(value)
 
 
 @final
