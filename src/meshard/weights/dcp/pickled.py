@@ -178,13 +178,9 @@ class _Reading:
     def update(self, items: list[Any], at: int) -> int:
         """Add keys and values to the dict before them; keys are texts or records."""
         target = self.stack[-1]
-        keys = items[::2]
-        if type(target) is not dict or any(
-            type(k) is not str and type(k) is not Record for k in keys
-        ):
-            raise TypeError(
-                "keys are added to what is not a dict, or are neither texts nor records"
-            )
+        keys = items[::2]  # others, such as tuples in tuples, may take for ever to hash
+        if type(target) is not dict or any(type(k) not in (str, Record) for k in keys):
+            raise TypeError("keys are of what is not a dict, or are neither texts nor records")
         target.update(zip(keys, items[1::2], strict=True))
         return at
 
