@@ -220,10 +220,8 @@ class _Reading:
             raise TypeError("the arguments of a call are not a tuple")
         if type(called) is _Made:
             made: Any = Record(called.kind, args)
-        elif called is tuple and len(args) == 1 and type(args[0]) in (tuple, list):
-            made = tuple(args[0])
-        elif called is int and len(args) == 1 and type(args[0]) is int:
-            (made,) = args
+        elif called in (tuple, int) and len(args) == 1 and type(args[0]) is called:
+            (made,) = args  # not a copy, of which a small file could ask for many
         elif called is dict and not args:
             made = {}
         else:
