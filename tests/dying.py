@@ -230,6 +230,11 @@ def read_ours(path: Path) -> dict[str, Any]:
     return dict(checkpoint.load(path))
 
 
+def read_dcp(path: Path) -> dict[str, Any]:
+    """Return what a folder of torch's distributed checkpoints holds; torch reads by its index."""
+    return read_ours(path) if (path / ".metadata").exists() else {}
+
+
 def read_npy(path: Path) -> dict[str, Any]:
     """Return what a .npy file holds."""
     return {"w": np.load(path)}
@@ -245,6 +250,7 @@ PROGRAMS: list[Program] = [
     Foreign("w.npy", read_npy),
     Foreign("model", read_index, format="safetensors", shard_bytes=700),
     Foreign("model.zarr", read_ours),
+    Foreign("model", read_dcp, format="dcp"),
 ]
 
 

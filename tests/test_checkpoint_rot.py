@@ -44,7 +44,13 @@ def zarr(folder: Path) -> Path:
     return folder / "it.zarr"
 
 
-MAKERS: list[Callable[[Path], Path]] = [native, one_file, several, zarr]
+def dcp(folder: Path) -> Path:
+    """Save a folder of torch's distributed checkpoints."""
+    checkpoint.save(folder / "dcp", dying.arrays(1), format="dcp")
+    return folder / "dcp"
+
+
+MAKERS: list[Callable[[Path], Path]] = [native, one_file, several, zarr, dcp]
 
 
 def flips(make: Callable[[Path], Path], number: int, folder: Path) -> Counter[str]:

@@ -136,7 +136,10 @@ class TestInspect:
                 "model.safetensors cannot be read: Not a",
             ),
             (["run", "--step", "3"], "run has no complete step 3; complete are [1, 2]."),
-            (["notes.txt"], "notes.txt: it has no known format (safetensors, zarr, npy, hdf5)"),
+            (
+                ["notes.txt"],
+                "notes.txt: it has no known format (safetensors, zarr, npy, hdf5, dcp)",
+            ),
             (["cut.safetensors"], "cut.safetensors: "),
             (["."], "cut.safetensors: its header should be"),
         ],

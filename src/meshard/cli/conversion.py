@@ -164,6 +164,8 @@ def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
         print_text(f"{wish.target} ({wish.kind}): {told}, in {time_text(seconds or 0.0)}")
     if wish.left_out:
         warn([f"left out: {', '.join(wish.left_out)}; {wish.kind} holds arrays only"])
+    if wish.found.pickled:
+        warn([f"left out: {', '.join(wish.found.pickled[:8])}; pickled, and not read"])
 
 
 def _check_target(wish: Wish) -> None:

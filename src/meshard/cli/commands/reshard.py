@@ -18,7 +18,8 @@ from meshard.cli.written.tensors import Rule, rule_of
 
 _HELP = """\
 Write the tensors of SRC to DST in another layout or format, under other names
-or as another dtype. SRC is a checkpoint, safetensors files, Zarr, .npy or HDF5.
+or as another dtype. SRC is a checkpoint, safetensors files, Zarr, .npy, HDF5 or
+a folder of torch's DCP.
 
 --to takes a format, and specs for all tensors or for patterns of names; the
 first pattern that matches counts. Without a format DST's suffix decides, and
@@ -35,7 +36,7 @@ For example:
 
 Tensors pass through slab by slab: they may be larger than the memory.
 """
-FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
+FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr", "dcp")
 
 
 def _target(text: str) -> Rule | str:

@@ -72,7 +72,9 @@ def command(path: Path, step: int | None, as_json: bool) -> int:
 def _unchecked(catalogue: Catalogue) -> list[str]:
     """Return the files in which a change would not be noticed."""
     pieces = [piece for tensor in catalogue.tensors.values() for piece in tensor.pieces]
-    found = catalogue.unchecked or dict.fromkeys(p.file for p in pieces if p.checksum is None)
+    found = list(catalogue.unchecked)
+    if not found and catalogue.damage is None:
+        found = [*dict.fromkeys(p.file for p in pieces if p.checksum is None)]
     return [str(Path(catalogue.folder, file)) for file in found]
 
 

@@ -151,10 +151,12 @@ class Foreign:
         swapped: whether the bytes of each number are in the other order.
         fortran_offset: the byte at which the elements begin, the first dim running fastest; None
             where they are in C order, from the piece's own offset on.
+        order: the dims from the slowest to the fastest one; None for C order.
     """
 
     swapped: bool = False
     fortran_offset: int | None = None
+    order: tuple[int, ...] | None = None
 
 
 @final
@@ -181,12 +183,19 @@ class RawReader:
 
     def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
         """Fill an array with some elements of a piece; see `Reader.read`."""
-        foreign = self._foreign.get(tensor.name, Foreign())
+        self.read_as(tensor, piece, box, out, self._foreign.get(tensor.name, Foreign()))
+
+    def read_as(self, tensor: Stored, piece: Piece, box: Box, out: Block, foreign: Foreign) -> None:
+        """Fill an array with some elements of a piece whose bytes are as `foreign` says."""
         offset, shape, part = piece.offset, piece.box.shape, box.within(piece.box)
-        target = out
+        target, order = out, foreign.order
         if foreign.fortran_offset is not None:
-            offset, shape, target = foreign.fortran_offset, shape[::-1], out.T
-            part = Box(part.starts[::-1], part.stops[::-1])
+            offset, order = foreign.fortran_offset, tuple(range(len(shape)))[::-1]
+        if order is not None:
+            shape, target = tuple([shape[d] for d in order]), out.transpose(order)
+            part = Box(
+                tuple([part.starts[d] for d in order]), tuple([part.stops[d] for d in order])
+            )
         path = os.path.join(self.folder, piece.file)
         try:
             _fill_box(self._files[path], offset, shape, part, target)
@@ -201,7 +210,7 @@ class RawReader:
         except OSError as error:
             doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
             raise file_error(error, path, doing) from error
-        if box == piece.box and foreign.fortran_offset is None:
+        if box == piece.box and order is None:
             self._check(tensor, piece, out)
         if foreign.swapped:
             out.byteswap(inplace=True)

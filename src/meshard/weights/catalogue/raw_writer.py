@@ -186,13 +186,21 @@ class RawWriter:
                 doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be written"
                 raise file_error(error, os.path.join(self.folder, name), doing) from error
 
-    def sync(self, sums: Mapping[tuple[str, int], int]) -> None:
-        """Write the checksums of pieces, and bring what was written to the disk."""
-        digits = {p: b"%016x" % v for k, v in sums.items() for p in self._contents.sums.get(k, ())}
+    def put(self, texts: Mapping[Place, bytes]) -> None:
+        """Write bytes that are not elements, such as checksums, at their places."""
         name = ""
         try:
-            for (name, offset), text in _side_by_side(digits):
+            for (name, offset), text in _side_by_side(texts):
                 _write_all(self._number(name), memoryview(text), offset)
+        except OSError as error:
+            path = os.path.join(self.folder, name)
+            raise file_error(error, path, "it cannot be brought to the disk") from error
+
+    def sync(self, sums: Mapping[tuple[str, int], int]) -> None:
+        """Write the checksums of pieces, and bring what was written to the disk."""
+        self.put({p: b"%016x" % v for k, v in sums.items() for p in self._contents.sums.get(k, ())})
+        name = ""
+        try:
             for name in list(self._open):
                 os.fsync(self._open[name])
         except OSError as error:

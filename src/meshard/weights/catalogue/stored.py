@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, final
 
@@ -87,12 +87,15 @@ class Catalogue:
 
     Attributes:
         path: the file or folder, as it was given.
-        format: the format's name: "safetensors", "zarr", "npy", "hdf5", "meshard".
+        format: the format's name: "safetensors", "zarr", "npy", "hdf5", "dcp", "meshard".
         tensors: by name, in the order of the files.
         tied: names that are other names of a tensor.
         values: leaves that are not arrays, and what else the format stores about all tensors.
         unchecked: files in which a change would not be noticed: not all of it has a checksum.
         reader: reads elements.
+        pickled: names of values that are pickles, which are not read.
+        damage: returns what is wrong with a piece by a checksum of the format's own, None if
+            nothing is; for pieces that have no other checksum.
     """
 
     path: str
@@ -102,6 +105,8 @@ class Catalogue:
     tied: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
+    pickled: tuple[str, ...] = ()
+    damage: Callable[[Stored, Piece], str | None] | None = None
 
     @property
     def folder(self) -> str:

@@ -27,6 +27,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.checkpoint.sources import Source, storable
 from meshard.weights.checkpoint.targets import Limits, foreign_writer
+from meshard.weights.dcp.target import DcpWriter
 from meshard.weights.native.files import (
     NativeWriter,
     load_manifest,
@@ -161,7 +162,12 @@ class Request:
             # A file of one array names it after itself.
             recipe = recipes[name] if name in recipes else next(iter(recipes.values()))
             plain = Output(stored, recipe, self.held, (), self.files)
-            outputs.append(with_owners(plain, load))
+            if isinstance(writer, DcpWriter):  # a file for each process, which writes it
+                outputs.append(
+                    replace(plain, owners=tuple(map(self._nearest, writer.owners[name])))
+                )
+            else:
+                outputs.append(with_owners(plain, load))
 
         def commit(records: Sequence[Record]) -> None:
             writer.commit()
@@ -175,6 +181,11 @@ class Request:
             commit,
             owner=world.process_index == world.first,
         )
+
+    def _nearest(self, process: int) -> int:
+        """Return who writes a process's file: itself, or one that exists if it does not."""
+        processes = self.world.processes
+        return process if process in processes else processes[process % len(processes)]
 
 
 def _numbered(world: RuntimeWorld) -> int:

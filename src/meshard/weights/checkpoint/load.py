@@ -53,7 +53,7 @@ def load(
 
     Args:
         path: the checkpoint's folder, that of a run's steps, or a file or folder of another format:
-            safetensors (one file, several with an index), Zarr, ``.npy``, HDF5.
+            safetensors (one file, several with an index), Zarr, ``.npy``, HDF5, torch's DCP.
         shardings: a tree of shardings, devices, or specs where a mesh is set, that is a prefix of
             the tree; or a function of a name and a ShapeDtypeStruct that returns one. None puts
             whole arrays on the default device, or, in several processes, on all devices.
@@ -253,6 +253,11 @@ class _Request:
         leaves, structure = _leaves(self._like)
         values, known = leaf_values(self._structure), set(names)
         missing = [p for p, _ in leaves if p not in known and p not in values]
+        if missing and missing[0] in self.catalogue.pickled:
+            raise CheckpointError(
+                f"{self._what}: {missing[0]!r} in {self.catalogue.path} is a pickle, which could "
+                "run code and is not read. Leave it out of like=, or load it with torch."
+            )
         if missing:
             more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
             raise CheckpointError(

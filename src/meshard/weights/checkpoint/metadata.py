@@ -35,12 +35,14 @@ class Metadata(Pictured):
 
     Attributes:
         path: the file or folder.
-        format: its format: ``"meshard"``, ``"safetensors"``, ``"zarr"``, ``"npy"`` or ``"hdf5"``.
+        format: its format: ``"meshard"``, ``"safetensors"``, ``"zarr"``, ``"npy"``, ``"hdf5"`` or
+            ``"dcp"``.
         tensors: the tensors by name; with the sharding that each was saved in, if it is known.
         tied: further names of tensors.
         values: numbers, strings and booleans of the tree, by the path to each.
         files: the files that hold elements.
         nbytes: the bytes of all elements.
+        pickled: names of values that are pickles of any kind, which are not read.
     """
 
     path: str
@@ -51,6 +53,7 @@ class Metadata(Pictured):
     files: tuple[str, ...]
     nbytes: int
     structure: Any
+    pickled: tuple[str, ...] = ()
 
     @cached_property
     def tree(self) -> Any:
@@ -90,6 +93,9 @@ class Metadata(Pictured):
         if self.values:
             told = ", ".join(f"{k} = {v!r}" for k, v in list(self.values.items())[:8])
             notes.append(told)
+        if self.pickled:
+            more = ", ..." if len(self.pickled) > 8 else ""
+            notes.append(f"not read, since pickled: {', '.join(self.pickled[:8])}{more}")
         notes.append(
             f"{count_text(count, 'tensor')}, {bytes_text(self.nbytes)}, in "
             f"{count_text(files, 'file')} ({self.format})"
@@ -162,4 +168,5 @@ def metadata_of(catalogue: Catalogue) -> Metadata:
         tuple(files),
         sum([t.nbytes for t in catalogue.tensors.values()]),
         structure,
+        catalogue.pickled,
     )

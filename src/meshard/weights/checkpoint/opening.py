@@ -12,12 +12,15 @@ from typing import final
 
 from meshard.algebra.arguments import count_of, instance_of, integer_of, items_of, path_of, text_of
 from meshard.errors import MissingFileError
-from meshard.weights.catalogue.detect import open_catalogue
+from meshard.weights.catalogue.detect import FORMATS, open_catalogue
 from meshard.weights.catalogue.safetensors_file import open_ranks
 from meshard.weights.catalogue.stored import Catalogue, Stored
+from meshard.weights.dcp.source import DCP
 from meshard.weights.native.files import native_catalogue
 from meshard.weights.native.manifest import NAME
 from meshard.weights.native.steps import step_folder, steps
+
+FORMATS["dcp"] = DCP
 
 
 @final

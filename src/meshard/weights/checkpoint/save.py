@@ -63,7 +63,8 @@ def save(
             places, as tied weights are, is saved once, and stays one array when it is loaded.
         format: ``"meshard"``; ``"safetensors"``, one file or a folder with an index, as Hugging
             Face's libraries read it; ``"safetensors-ranks"``, a folder with a file for each device;
-            ``"npy"``. None: by the path's suffix, and meshard's own without one.
+            ``"zarr"``; ``"npy"``; ``"dcp"``, a folder as ``torch.distributed.checkpoint`` reads it,
+            with a file for each process. None: by the path's suffix, and meshard's own without one.
         step: the number of the step, which is saved in a folder of its own.
         keep: how many of the newest steps to keep; None for all.
         overwrite: whether what is there is replaced.

@@ -22,10 +22,11 @@ from meshard.weights.catalogue.safetensors_writer import (
 )
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.catalogue.zarr_store import zarr_store
-from meshard.weights.native.manifest import Entry
-from meshard.weights.native.structure import Named, leaf_values
+from meshard.weights.dcp.target import DcpWriter
+from meshard.weights.native.manifest import Entry, native_pieces
+from meshard.weights.native.structure import Named, leaf_paths, leaf_values
 
-FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr")
+FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr", "dcp")
 _BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".zarr": "zarr"}
 
 
@@ -90,6 +91,10 @@ def foreign_writer(
             )
         (entry,) = entries.values()
         return npy_file(str(path), entry, WriteOptions(metadata={}, overwrite=limits.overwrite))
+    if format_ == "dcp":
+        _check_folder(path, overwrite=limits.overwrite)
+        boxes = {e.name: list(native_pieces(e, k)) for k, e in enumerate(entries.values())}
+        return DcpWriter(str(path), entries, boxes, leaf_paths(tree.structure), options)
     if format_ == "zarr":
         return zarr_store(str(path), entries, options)
     if format_ == "safetensors-ranks":
@@ -107,14 +112,16 @@ def _check_folder(path: Path, *, overwrite: bool) -> None:
     Raises:
         FileInUseError: if it does.
     """
-    if path.is_dir():
+    try:  # in one step, since another process may be making it
         names = sorted([p.name for p in path.iterdir() if not p.name.startswith(".")])
-        if names and not overwrite:
-            raise FileInUseError(
-                f"{path} holds {names[0]!r}. Give a new folder, or overwrite=True to replace it."
-            )
-    elif path.exists():
-        raise FileInUseError(f"{path} is a file; several files need a folder.")
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise FileInUseError(f"{path} is a file; several files need a folder.") from None
+    if names and not overwrite:
+        raise FileInUseError(
+            f"{path} holds {names[0]!r}. Give a new folder, or overwrite=True to replace it."
+        )
 
 
 def _ranks(entries: Iterable[Entry]) -> dict[str, list[Box]]:

@@ -240,6 +240,31 @@ def leaf_values(structure: Any) -> Mapping[str, Any]:
     return found
 
 
+def leaf_paths(structure: Any) -> dict[str, tuple[str | int, ...]]:
+    """Return the keys that lead to each array of a structure, by name; none where it is flat."""
+    found: dict[str, tuple[str | int, ...]] = {}
+
+    def visit(node: Any, path: tuple[str | int, ...]) -> None:
+        match node:
+            case str():
+                found[node] = path or (node,)
+            case {"dict": dict(parts)}:
+                for key, child in parts.items():
+                    visit(child, (*path, str(key)))
+            case {"pairs": [*pairs]} | {"ordered": [*pairs]}:
+                for key, child in pairs:
+                    visit(child, (*path, str(key)))
+            case {"list": [*nodes]} | {"tuple": [*nodes]}:
+                for k, child in enumerate(nodes):
+                    visit(child, (*path, k))
+            case {"children": [*nodes], "keys": [*keys]}:
+                for key, child in zip(keys, nodes, strict=False):
+                    visit(child, (*path, str(key)))
+
+    visit(structure, ())
+    return found
+
+
 def structure_of(catalogue: Catalogue) -> Any:
     """Return the structure of the tree that a catalogue's tensors are."""
     if catalogue.format == "npy":

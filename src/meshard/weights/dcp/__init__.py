@@ -1,0 +1,1 @@
+"""Folders of torch's distributed checkpoints, read and written without torch."""
