@@ -46,7 +46,7 @@ SEES: dict[str, frozenset[str]] = {
     **{floor: frozenset(TOWER[:height]) for height, floor in enumerate(TOWER)},
     "mpi": frozenset(TOWER[: TOWER.index("ops")]),
     **dict.fromkeys(("compat", "weights"), frozenset(TOWER)),
-    "interop": frozenset({*TOWER, "mpi"}),
+    "interop": frozenset({*TOWER, "mpi", "weights"}),
     "resilience": frozenset({*TOWER, "weights"}),
     "environment": frozenset({*TOWER, "compat"}),
 }

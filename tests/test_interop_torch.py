@@ -289,7 +289,7 @@ def test_arrays_of_the_same_memory(tmp_path, launcher):
         line = ["meshard", "run", "-n", "4", "--"]
     found = finished([*line, "-m", "tests.torch_job", "arrays"], tmp_path / "arrays.json")
     assert {name: told for name, told in found.items() if told} == {}
-    assert len(found) == 2
+    assert len(found) == 3
 
 
 @pytest.mark.slow

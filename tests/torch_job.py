@@ -25,6 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard as Strided
 
 import meshard
 import meshard.interop.torch as interop
+from meshard.checkpoint import KeyMap
 from meshard.errors import (
     AgreementError,
     ArgumentError,
@@ -541,6 +542,30 @@ def arrays_as_asked():
     refused(meshard.errors.NotAddressableError, "holds 1 of the 4", interop.from_meshard, array)
 
 
+def mapped():
+    """Projections are fused for two ranks on the way from rows on all ranks."""
+    four, square, pair = meshes()[:3]
+    sizes = {"q": 64, "k": 16, "v": 16}
+    full = {f"{i}.{w}": values((sizes[w], 8), torch.float32, i) for i in (0, 1) for w in sizes}
+    tree = {name: made(value, four, [S(0)]) for name, value in full.items()}
+    fused = KeyMap().fuse([f"{{i}}.{w}" for w in sizes], "{i}.qkv", ranks=2)
+    for target in ((square, [R, S(0)]), lambda name, shape: (pair, [S(0)])):
+        found = interop.reshard(tree, target, map=fused, dtype="bfloat16")
+        assert sorted(found) == ["0.qkv", "1.qkv"]
+        for name, x in found.items():
+            place = x.device_mesh.get_coordinate()
+            if place is None:
+                assert x.to_local().numel() == 0
+                continue
+            parts = [full[f"{name[0]}.{w}"].chunk(2)[place[-1]] for w in sizes]
+            assert torch.equal(x.to_local(), torch.cat(parts).bfloat16())
+            x.to_local().fill_(dist.get_rank())  # of this rank alone
+    for name, x in tree.items():
+        same(x, full[name], four, [S(0)])
+    refused(ArgumentError, "that of '0.qkv' is None", interop.reshard, tree, {}, map=fused)
+    refused(ArgumentError, "map must be a", interop.reshard, tree, (four, [R]), map={})
+
+
 MOVES = [
     moves_by_messages,
     moves_by_reading,
@@ -562,7 +587,7 @@ MOVES = [
     state_dicts,
     strangers,
 ]
-ARRAYS = [same_memory, arrays_as_asked]
+ARRAYS = [same_memory, arrays_as_asked, mapped]
 
 
 def mismatch():

@@ -18,6 +18,7 @@ from meshard.interop.tensors.agreeing import (
 )
 from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
 from meshard.interop.tensors.loading import DTensor, distributed, torch
+from meshard.interop.tensors.mapping import mapped
 from meshard.interop.tensors.memory import Donated, memory_of
 from meshard.interop.tensors.moving import Mover, Passage, Travel
 from meshard.interop.tensors.near import whereabouts
@@ -51,6 +52,7 @@ def reshard(
     reduce: bool = False,
     group: Any = None,
     near: bool | None = None,
+    map: Any = None,
 ) -> Any:
     """Move a tree of DTensors to other meshes and placements, all of them together.
 
@@ -80,15 +82,20 @@ def reshard(
         group: the process group that has all ranks of all meshes; None for the whole job's.
         near: whether the ranks of one host read each other's memory, where the kernel allows it,
             instead of sending. None: if all ranks are on one host and all tensors in its memory.
+        map: a `meshard.checkpoint.KeyMap` that says which tensors are made of which: they are
+            renamed, fused, split or permuted on the way, and each element moves once. Targets are
+            then those of the map's names. The ranks must be joined, by `initialize`.
 
     Returns:
         The tree of DTensors, without gradients, in new memory. A rank outside of a mesh gets a
-        DTensor with an empty local tensor. Tied tensors are moved once and stay tied.
+        DTensor with an empty local tensor. Tied tensors are moved once and stay tied. With ``map``
+        a dict of DTensors by name.
 
     Raises:
         ArgumentError: if a tensor, a target or ``max_bytes`` is not what is said here, or a mesh
             has ranks that the group does not have.
-        ConfigError: if there is no process group.
+        ConfigError: if there is no process group, or with ``map`` the ranks have not been joined.
+        KeyMapError: if the map does not fit the tree.
         ShapeError: if a local tensor does not have the shape that its placements say.
         ShardingError: if a DTensor is ``Partial``.
         DeletedArrayError: if a tensor's memory was given up.
@@ -111,6 +118,9 @@ def reshard(
     >>> dist.destroy_process_group()
     """
     what = "reshard"
+    if map is not None:
+        moving = {"max_bytes": max_bytes, "donate": donate, "progress": progress, "dtype": dtype}
+        return mapped(tree, target, map, what, reduce=reduce, **moving)
     options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
     return _Job(tree, target, options).run()
 
