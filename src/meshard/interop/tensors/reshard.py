@@ -16,9 +16,8 @@ from meshard.interop.tensors.agreeing import (
     note_of,
     same,
 )
-from meshard.interop.tensors.convert import dtensor, local_tensor, reduced
+from meshard.interop.tensors.convert import dtensor, local_tensor, mapped, reduced
 from meshard.interop.tensors.loading import DTensor, distributed, torch
-from meshard.interop.tensors.mapping import mapped
 from meshard.interop.tensors.memory import Donated, memory_of
 from meshard.interop.tensors.moving import Mover, Passage, Travel
 from meshard.interop.tensors.near import whereabouts
