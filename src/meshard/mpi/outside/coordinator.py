@@ -17,6 +17,8 @@ from meshard.errors import ConfigError
 
 _AGAIN = 0.05
 """Seconds between two attempts to reach the first process."""
+_GRACE = 10.0
+"""Seconds that process 0 has, beyond this one's own patience, to say what is wrong."""
 _MOST = 1 << 24
 """Bytes of a message, at most."""
 Gather = Callable[[Any], list[Any]]
@@ -61,6 +63,7 @@ class Coordinator:
             self._receive_all(host, port)
         else:
             self._lines[0] = self._connected(host, port)
+            self._until += _GRACE
             self._say(self._lines[0], {"process": index, "count": count})
 
     def gather(self, value: Any) -> list[Any]:

@@ -221,11 +221,16 @@ def broadcast_leaves(
         TreeError: if one of the two contains itself.
     """
     try:
-        spread = optree.tree_broadcast_prefix(
-            prefix, tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf
-        )
-        # A dict and an OrderedDict of the same keys match, whose leaves are in different orders.
-        return optree.tree_structure(tree, none_is_leaf=none_is_leaf).flatten_up_to(spread)
+        found = optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+        # A dict and an OrderedDict of the same keys match, whose leaves are in different orders:
+        # so the leaves of the tree are numbered, and told apart below each leaf of the prefix.
+        structure = optree.tree_structure(tree, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+        numbers = optree.tree_unflatten(structure, range(len(found)))
+        given, outer = optree.tree_flatten(prefix, is_leaf=is_leaf, none_is_leaf=none_is_leaf)
+        for leaf, below in zip(given, outer.flatten_up_to(numbers), strict=True):
+            for number in optree.tree_leaves(below, none_is_leaf=none_is_leaf):
+                found[number] = leaf
+        return found
     except RecursionError as error:
         raise endless() from error
 
