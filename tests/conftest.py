@@ -42,7 +42,7 @@ RANKS = shares.processes()
 
 # No deadline: the first example pays for imports and caches, and CI machines stall. Each run draws
 # other examples; `thorough` draws far more.
-settings.register_profile("default", max_examples=40, deadline=None, print_blob=True)
+settings.register_profile("default", max_examples=50, deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2000)
 # In a job all processes must draw the same, however fast they are.

@@ -314,9 +314,7 @@ def test_odd_halos_are_refused() -> None:
         halo("i", 0, 2, boundary="reflect")
     with pytest.raises(ArgumentError, match="boundary='mirror' is none of 'wrap', 'edge'"):
         halo("i", boundary="mirror")
-    with pytest.raises(
-        ArgumentError, match=r"width must be a non-negative integer|width must be an integer"
-    ):
+    with pytest.raises(ArgumentError, match="width must be a non-negative integer, got -1"):
         halo("i", 0, (-1, 1))
 
 

@@ -36,7 +36,7 @@ def fitting(cuts: Sequence[Cuts]) -> NamedSharding | SingleDeviceSharding:
 
 
 def _shared(points: Cuts, count: int) -> Cuts:
-    """Return cuts for so many devices at some of the points, as even as these allow.
+    """Return cuts for that many devices, at some of the points and as even as these allow.
 
     >>> _shared((0, 5, 10, 15, 20, 25, 30, 35, 37), 8)
     (0, 5, 10, 15, 20, 25, 30, 35, 37)

@@ -56,7 +56,7 @@ def store(x: Array, target: Any) -> None:
     Raises:
         ArgumentError: if ``target`` is not a Zarr array.
         ShapeError: if it has another shape.
-        StorageError: if it cannot be written.
+        StorageError: on all processes, if one of them cannot write; it names that process.
 
     >>> import zarr, meshard.numpy as mnp
     >>> from meshard.interop.zarr import store
@@ -80,18 +80,23 @@ def store(x: Array, target: Any) -> None:
         raise ShapeError(f"{what}: x has shape {x.shape}, but the Zarr array has {target.shape}.")
     if x.ndim:
         x = device_put(x, _aligned(x, target.shards or target.chunks))
+    own: Exception | None = None
     for shard in x.addressable_shards:
-        if shard.replica_id == 0 and (shard.data.size or not x.ndim):
+        if own is None and shard.replica_id == 0 and (shard.data.size or not x.ndim):
             try:
                 target[shard.index if x.ndim else ...] = np.asarray(shard.data)
             except (OSError, ValueError, TypeError) as error:
-                raise StorageError(
-                    f"{what}: {target.store_path} cannot be written: {error}."
-                ) from error
+                own = error
     world = here()
+    told: list[object] = [None if own is None else str(own)]
     if world.process_count > 1:
         meet(world, world.processes, "`store`")
-        world.transport.barrier(world.processes)
+        told = world.transport.all_gather(told[0], world.processes)
+    for process, why in zip(world.processes, told, strict=True):
+        if why is not None:
+            raise StorageError(
+                f"{what}: {target.store_path} cannot be written by process {process}: {why}."
+            ) from own
 
 
 def _aligned(x: Array, chunks: tuple[int, ...]) -> NamedSharding:

@@ -140,7 +140,7 @@ class Carrier:
         return self._memory.empty((_length(boxes),), torch.uint8)
 
     def _packed(self, boxes: Sequence[Boxed]) -> Any:
-        """Return the bytes of some boxes, one behind the other."""
+        """Return the bytes of some boxes as one contiguous buffer."""
         whole = self._whole(boxes)
         if whole is not None:
             return whole

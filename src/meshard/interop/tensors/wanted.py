@@ -194,7 +194,7 @@ def goals(listing: Listing, target: Any, dtype: Any, group: Any, what: str) -> l
 
 
 def _cast(dtype: str, wanted: Any) -> str:
-    """Return the dtype that a tensor gets: another one of its own kind of numbers."""
+    """Return the dtype that a tensor is cast to; floats stay floats, and integers integers."""
     own = dtype_of(dtype)
     if wanted is None or _kind(own) != _kind(wanted):
         return dtype

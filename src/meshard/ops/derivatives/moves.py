@@ -195,7 +195,7 @@ class _AddedUp(Advised):
 def _split_of_values(
     empty: Any, value: Any, places: Sequence[Any], dims: Sequence[int]
 ) -> Split | None:
-    """Return how values are split that had better be added up on each device first; else None."""
+    """Return how values are split if adding them up on each device first moves less, else None."""
     table, given = empty.aval, value.aval
     rank = np.ndim(places[0])
     if not rank or not all(isinstance(t.sharding, NamedSharding) for t in (table, given)):

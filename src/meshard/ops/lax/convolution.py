@@ -116,7 +116,7 @@ def padtype_to_pads(
     ``"SAME_LOWER"`` at the beginning.
 
     Raises:
-        ArgumentError: if there is no such kind.
+        ArgumentError: if the kind of padding is unknown, or the arguments differ in length.
     """
     kind = str(getattr(padding, "name", padding)).upper()
     if kind not in ("SAME", "SAME_LOWER", "VALID"):

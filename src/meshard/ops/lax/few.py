@@ -85,7 +85,7 @@ def fft(x: ArrayLike, fft_type: Any, fft_lengths: Sequence[int]) -> Array:
     """Return the discrete Fourier transform of the last dims.
 
     Raises:
-        ArgumentError: if there is no such transform.
+        ArgumentError: if the transform is unknown.
         ShapeError: if the dims have other sizes.
         DtypeError: if RFFT is asked for of complex numbers.
     """
@@ -192,7 +192,7 @@ def rng_bit_generator(
     Raises:
         ShapeError: if the state has another shape.
         DtypeError: if it has another dtype.
-        ArgumentError: if there is no such algorithm.
+        ArgumentError: if the algorithm is unknown.
     """
     what, state = "rng_bit_generator", as_array(key)
     number = getattr(algorithm, "value", algorithm)
@@ -227,6 +227,8 @@ def platform_dependent(
     *args: Any, default: Callable[..., Any] | None = None, **per_platform: Callable[..., Any]
 ) -> Any:
     """Return what the function for the platform returns, which is ``cpu`` here.
+
+    Functions are given by the names of platforms, as in ``cpu=f``.
 
     Raises:
         ArgumentError: if there is no function for it.
