@@ -80,13 +80,7 @@ def store(x: Array, target: Any) -> None:
         raise ShapeError(f"{what}: x has shape {x.shape}, but the Zarr array has {target.shape}.")
     if x.ndim:
         x = device_put(x, _aligned(x, target.shards or target.chunks))
-    own: Exception | None = None
-    for shard in x.addressable_shards:
-        if own is None and shard.replica_id == 0 and (shard.data.size or not x.ndim):
-            try:
-                target[shard.index if x.ndim else ...] = np.asarray(shard.data)
-            except (OSError, ValueError, TypeError) as error:
-                own = error
+    own = _written(x, target)
     world = here()
     told: list[object] = [None if own is None else str(own)]
     if world.process_count > 1:
@@ -97,6 +91,17 @@ def store(x: Array, target: Any) -> None:
             raise StorageError(
                 f"{what}: {target.store_path} cannot be written by process {process}: {why}."
             ) from own
+
+
+def _written(x: Array, target: Any) -> Exception | None:
+    """Write the shards of this process; return what went wrong."""
+    for shard in x.addressable_shards:
+        if shard.replica_id == 0 and (shard.data.size or not x.ndim):
+            try:
+                target[shard.index if x.ndim else ...] = np.asarray(shard.data)
+            except (OSError, ValueError, TypeError) as error:
+                return error
+    return None
 
 
 def _aligned(x: Array, chunks: tuple[int, ...]) -> NamedSharding:
