@@ -3,7 +3,7 @@
     PYTHON -m torch.distributed.run --nproc-per-node 4 -m bench.dtensors [MEGABYTES]
 
 by a Python that has torch and meshard. The two take turns, over gloo; medians of the time until all
-ranks are done. "read" is what `meshard.interop.torch.reshard` does on one host, "sent" what it does
+ranks are done. "near" is what `meshard.interop.torch.reshard` does on one host, "sent" what it does
 between hosts; "arrays" goes by meshard's own transport, `to_meshard`, `meshard.reshard` and
 `from_meshard`, whose replicas on a host share memory. Each result is compared bit by bit with what
 PyTorch's own cutting gives.
@@ -67,19 +67,19 @@ def seconds(ways):
 
 def told(name, times):
     if dist.get_rank() == 0:
-        ratio = times["torch"] / times["read"], times["torch"] / times["sent"]
+        ratio = times["torch"] / times["near"], times["torch"] / times["sent"]
         print(
-            f"{name:42} torch {times['torch'] * 1e3:7.1f} ms   read {times['read'] * 1e3:6.1f} ms "
+            f"{name:42} torch {times['torch'] * 1e3:7.1f} ms   near {times['near'] * 1e3:6.1f} ms "
             f"({ratio[0]:4.1f}x)   sent {times['sent'] * 1e3:6.1f} ms ({ratio[1]:4.1f}x)   arrays "
             f"{times['arrays'] * 1e3:6.1f} ms ({times['torch'] / times['arrays']:4.1f}x)",
             flush=True,
         )
 
 
-def by_arrays(x, mesh, placements):
-    wanted = interop.to_sharding(mesh, placements, x.shape)
-    array = meshard.reshard(interop.to_meshard(x), wanted)
-    return interop.from_meshard(array, mesh, placements)
+def by_arrays(tensors, goals):
+    wanted = [interop.to_sharding(*goal, x.shape) for x, goal in zip(tensors, goals, strict=True)]
+    arrays = meshard.reshard(interop.to_meshard(tensors), wanted)
+    return [interop.from_meshard(x, *goal) for x, goal in zip(arrays, goals, strict=True)]
 
 
 def text(placements):
@@ -102,15 +102,15 @@ def main(megabytes):
         times, found = seconds(
             {
                 "torch": lambda x=x, mesh=mesh, after=after: x.redistribute(mesh, after),
-                "read": lambda x=x, mesh=mesh, after=after: interop.redistribute(x, mesh, after),
+                "near": lambda x=x, mesh=mesh, after=after: interop.redistribute(x, mesh, after),
                 "sent": lambda x=x, mesh=mesh, after=after: interop.reshard(
                     x, (mesh, after), near=False
                 ),
-                "arrays": lambda x=x, mesh=mesh, after=after: by_arrays(x, mesh, after),
+                "arrays": lambda x=x, mesh=mesh, after=after: by_arrays([x], [(mesh, after)])[0],
             }
         )
         assert all(
-            torch.equal(found[name].to_local(), wanted) for name in ("read", "sent", "arrays")
+            torch.equal(found[name].to_local(), wanted) for name in ("near", "sent", "arrays")
         )
         told(f"{text(before)} -> {text(after)}", times)
     one = meshes["x"]
@@ -120,9 +120,9 @@ def main(megabytes):
     times, _ = seconds(
         {
             "torch": lambda: [x.redistribute(*goal) for x, goal in pairs],
-            "read": lambda: interop.reshard(tree, goals),
+            "near": lambda: interop.reshard(tree, goals),
             "sent": lambda: interop.reshard(tree, goals, near=False),
-            "arrays": lambda: [by_arrays(x, *goal) for x, goal in pairs],
+            "arrays": lambda: by_arrays(tree, goals),
         }
     )
     told(f"MiniLM, {len(tree)} tensors: S(0) -> S(1)", times)

@@ -32,7 +32,7 @@ from torch.distributed.tensor.placement_types import _StridedShard as Strided  #
 
 import meshard.interop.torch as interop  # noqa: E402
 from meshard.interop.tensors.bits import as_numpy, as_tensor  # noqa: E402
-from meshard.interop.tensors.memory import Donated  # noqa: E402
+from meshard.interop.tensors.memory import Donated, HostMemory  # noqa: E402
 from meshard.interop.tensors.placed import Placed, segments  # noqa: E402
 from meshard.interop.tensors.specs import placed  # noqa: E402
 
@@ -162,22 +162,49 @@ def test_runs_are_those_of_torch():
     assert several > 20
 
 
+def donated(going, staying=()):
+    return Donated([(x, [x]) for x in going], staying)
+
+
 def test_what_is_given_up():
     x = torch.zeros(4, 6)
     first, second, turned = x[:2], x[2:], x.t()
-    assert Donated([first], []).arrived(first) == 0
-    both = Donated([first, second], [])
+    assert donated([first]).arrived(first) == 0
+    both = donated([first, second])
     assert both.arrived(first) == 0
     assert x.untyped_storage().nbytes() == 96
-    twice = Donated([first, x[:2].view(12)], [])
+    twice = donated([first, x[:2].view(12)])
     assert twice.arrived(first) == twice.arrived(first) == 0
-    gaps = Donated([x[:, :3], x[:, 3:]], [])
+    gaps = donated([x[:, :3], x[:, 3:]])
     assert gaps.arrived(x[:, :3]) == gaps.arrived(x[:, 3:]) == 0
-    assert Donated([x], [second]).arrived(x) == 0
-    block = torch.from_numpy(np.zeros(3))
-    assert Donated([block], []).arrived(block) == 0
-    assert Donated([turned], []).arrived(turned) == 96
+    assert donated([x], [second]).arrived(x) == 0
+    assert donated([turned]).arrived(turned) == 96
     assert x.untyped_storage().nbytes() == 0
+
+
+def test_memory_of_others_is_left_to_them():
+    value = np.arange(3.0)
+    x = torch.from_numpy(value)
+    alias = x.view(3, 1)
+    assert donated([x]).arrived(x) == 24
+    assert x.shape == (3,)
+    assert x.untyped_storage().nbytes() == 0
+    assert alias.tolist() == [[0], [1], [2]]
+    assert value.tolist() == [0, 1, 2]
+
+
+def test_memory_of_large_results_is_used_again():
+    memory, shape = HostMemory(), (1 << 10, 1 << 8)
+    x = memory.empty(shape, torch.float32)
+    place, view = x.data_ptr(), x[3:]
+    x.fill_(7)
+    del x
+    assert memory.empty(shape, torch.float32).data_ptr() != place  # a view keeps it
+    assert view.min() == 7
+    del view
+    assert memory.empty(shape, torch.bfloat16).dtype is torch.bfloat16
+    found = {memory.empty(shape, torch.float32).data_ptr() for _ in range(2)}
+    assert place in found
 
 
 # in one rank
@@ -209,7 +236,7 @@ def test_one_rank(one):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["bits", "convert", "joining", "placed", "reshard"])
+@pytest.mark.parametrize("name", ["agreeing", "bits", "convert", "placed", "reshard"])
 def test_examples_of_docstrings(name):
     module = importlib.import_module(f"meshard.interop.tensors.{name}")
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
@@ -305,7 +332,7 @@ def test_the_program_of_the_guide(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("way", ["read", "send"])
+@pytest.mark.parametrize("way", ["near", "send"])
 def test_a_rank_that_ends_is_named(tmp_path, way):
     line = [sys.executable, "-m", "tests.torch_death_job"]
     ranks = [

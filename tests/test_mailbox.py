@@ -58,7 +58,7 @@ class Host:
             thread.join()
         self.neighbours: list[Neighbours] = [near for near, _ in self.found]
 
-    def _refused(self, places: int, used: int | None = None) -> Any:
+    def _refused(self, places: int, used: int | None = None, room: int = 0) -> Any:
         raise OSError("no memory files here")
 
     def _open(self, me: int, table: Table) -> None:

@@ -1,6 +1,6 @@
 """Four ranks, of which one ends while tensors move; the others write what they raise.
 
-PYTHON -m tests.torch_death_job RANK FOLDER read|send
+PYTHON -m tests.torch_death_job RANK FOLDER near|send
 """
 
 import os
@@ -26,7 +26,7 @@ def main(rank, folder, way):
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=4, timeout=limit)
     mesh = init_device_mesh("cpu", (4,))
     x = DTensor.from_local(torch.full((64, 512), float(rank)), mesh, [Shard(0)])
-    options = {"near": None if way == "read" else False, "donate": True}
+    options = {"near": None if way == "near" else False, "donate": True}
     y = interop.reshard({"x": x.detach().clone()}, (mesh, [Shard(1)]), **options)["x"]
     kept = y.to_local().clone()
     if rank == DYING:

@@ -31,6 +31,7 @@ from meshard.errors import (
     ArgumentError,
     ConfigError,
     DeletedArrayError,
+    ProcessLostError,
     ShapeError,
     ShardingError,
 )
@@ -142,7 +143,7 @@ def moves_by_messages():
     random_pairs(False, 1, 40)
 
 
-def moves_by_reading():
+def moves_through_memory():
     random_pairs(None, 2, 60)
 
 
@@ -259,7 +260,7 @@ def strides():
 
 
 def large():
-    """Rows of many sizes, so that all ways of reading are taken; casts at both ends."""
+    """Rows of many sizes, and many chunks; casts at both ends."""
     four = meshes()[0]
     for width in (4, 96, 4096):
         full = values((max(4, (1 << 20) // width), width), torch.float32)
@@ -268,12 +269,12 @@ def large():
             same(interop.reshard(x, (four, [S(1)]), near=near), full, four, [S(1)])
             y = interop.reshard(x, (four, [S(1)]), near=near, dtype=torch.bfloat16)
             same(y, full.to(torch.bfloat16), four, [S(1)])
-        at_once, near_memory._CALL = near_memory._CALL, 10_000  # as for tensors of gigabytes
+        at_once, near_memory._CHUNK = near_memory._CHUNK, 10_000  # as for tensors of gigabytes
         try:
             for wanted in ([S(1)], [R]):
                 same(interop.reshard(x, (four, wanted)), full, four, wanted)
         finally:
-            near_memory._CALL = at_once
+            near_memory._CHUNK = at_once
 
 
 def refusals():
@@ -467,19 +468,49 @@ def state_dicts():
 
 
 def strangers():
-    """Where processes cannot read each other's memory, they send."""
+    """Where a process cannot see the others' memory, all send."""
     four = meshes()[0]
     full = values((9, 9), torch.float32)
-    own = agreeing.is_readable
-    agreeing.is_readable = lambda other: own(other) and dist.get_rank() != 3
+    own = near_memory.own_memory
+    near_memory.own_memory = lambda *args: None if dist.get_rank() == 3 else own(*args)
     group = dist.new_group(list(range(4)))
     try:
         y = interop.redistribute(made(full, four, [S(0)]), four, [S(1)], group=group)
         same(y, full, four, [S(1)])
-        assert not agreeing.neighbours(group, "f").readable
-        assert agreeing.neighbours(None, "f").readable
+        assert agreeing.known_ranks(group, "f").near is None
+        assert agreeing.known_ranks(None, "f").near is not None
     finally:
-        agreeing.is_readable = own
+        near_memory.own_memory = own
+
+
+def leaving():
+    """A rank that leaves a move is named at once by those that wait for it; all go on."""
+    four = meshes()[0]
+    full = values((512, 4096), torch.float32)
+    x = made(full, four, [S(0)])
+    pages = len(os.listdir("/proc/self/map_files"))
+    for _ in range(3):
+
+        def told(done, total):
+            if dist.get_rank() == 1 and done > total // 2:
+                raise KeyboardInterrupt
+
+        own, memory = None, near_memory._CHUNK
+        near_memory._CHUNK = 1 << 16
+        try:
+            interop.reshard(x, (four, [S(1)]), progress=told)
+        except (KeyboardInterrupt, ProcessLostError) as error:
+            own = error
+        near_memory._CHUNK = memory
+        if dist.get_rank() == 1:
+            assert type(own) is KeyboardInterrupt
+        else:
+            assert isinstance(own, ProcessLostError), own
+            assert "rank 1 failed: it has left this call" in str(own)
+            assert own.processes == (1,)
+        for wanted in ([S(1)], [R], [S(0)]):
+            same(interop.reshard(x, (four, wanted)), full, four, wanted)
+    assert len(os.listdir("/proc/self/map_files")) < pages + 40
 
 
 # arrays over the same memory
@@ -568,7 +599,7 @@ def mapped():
 
 MOVES = [
     moves_by_messages,
-    moves_by_reading,
+    moves_through_memory,
     every_pair_of_one_dim,
     halves_of_a_job,
     trees,
@@ -586,6 +617,7 @@ MOVES = [
     progress,
     state_dicts,
     strangers,
+    leaving,
 ]
 ARRAYS = [same_memory, arrays_as_asked, mapped]
 

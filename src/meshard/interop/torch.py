@@ -8,8 +8,8 @@ PyTorch's, and `plan` says beforehand what that will do.
 from __future__ import annotations
 
 from meshard.algebra.boundary import bound_all
+from meshard.interop.tensors.agreeing import initialize
 from meshard.interop.tensors.convert import from_meshard, to_meshard, to_sharding
-from meshard.interop.tensors.joining import initialize
 from meshard.interop.tensors.reshard import plan, redistribute, reshard
 
 __all__ = [

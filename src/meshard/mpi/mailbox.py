@@ -249,6 +249,10 @@ class Mailbox:
             self._doorbell.after_letter(self._place)
         return True
 
+    def post_chunk(self, lease: SharedLease, size: int) -> bool:
+        """Write a letter that is in a chunk, lent already; return whether a slot was free."""
+        return self.post(_LENGTH.pack(size), 0, lease.offset)
+
     def get(self) -> Generator[int | None, None, Block]:
         """Wait for the next letter and return its bytes."""
         while (found := self.collect()) is None:

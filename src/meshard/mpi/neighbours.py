@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, unpack
+from meshard.runtime.memory.arena import ROOM as ADDRESSES
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
@@ -57,16 +58,17 @@ class OwnMemory:
     handle: Handle
 
 
-def own_memory(pages: Pages, used: int) -> OwnMemory | None:
+def own_memory(pages: Pages, used: int, room: int = ADDRESSES) -> OwnMemory | None:
     """Open an arena with a mail page; None if the system has no such memory.
 
     Args:
         pages: this process's pages, which get the arena.
         used: how many processes the host has.
+        room: bytes of addresses.
     """
     places = max(used, PLACES)
     try:
-        arena = pages.open_arena(places, used)
+        arena = pages.open_arena(places, used, room)
     except OSError:
         return None
     mark = os.urandom(_MARK)
@@ -352,6 +354,40 @@ class Neighbours:
                 found[number] = self._arenas[peer].borrowed(chunk, start, shape, dtype)
         if left:
             unpack((yield from mailbox.get()), left)
+
+    def spread(self, peers: Sequence[int], size: int, fill: Callable[[Block], None]) -> Waiting:
+        """Write one letter to some neighbours, which all read it at the same place.
+
+        Args:
+            peers: the neighbours.
+            size: its bytes.
+            fill: writes them to memory that it is given.
+        """
+        lease = self._arena.lease(size) if size > ROOM else None
+        if lease is None:
+            letter = np.empty(size, np.uint8)
+            fill(letter)
+            for peer in peers:
+                yield from self._mailboxes[peer].put([letter])
+            return
+        fill(np.asarray(lease)[:size])
+        left = [self._mailboxes[peer] for peer in peers]
+        self._arena.lend(lease, [mailbox.place for mailbox in left])
+        try:
+            while left := [mailbox for mailbox in left if not mailbox.post_chunk(lease, size)]:
+                yield None
+        finally:
+            self._arena.lend(lease, [mailbox.place for mailbox in left], -1)
+
+    def leave(self) -> None:
+        """Drop what has come of letters whose rest is no longer waited for."""
+        for mailbox in self._mailboxes.values():
+            mailbox.hold(())
+
+    def knock(self) -> None:
+        """Write an empty letter, of which only the stamp matters, to all that have a free slot."""
+        for mailbox in self._mailboxes.values():
+            mailbox.post(b"")
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes."""

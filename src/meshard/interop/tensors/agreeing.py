@@ -1,23 +1,27 @@
 """What ranks tell each other before anything moves, so that all go on or all raise.
 
-One exchange of small objects: whether a rank has refused, a digest of what it is about to do, and
-where its tensors are. If the digests differ a second one finds the first line that does.
+One exchange of small objects: whether a rank has refused, and a digest of what it is about to do.
+If the digests differ a second one finds the first line that does. Ranks that are all on one host
+pass them through memory, others in a collective.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
+from meshard.algebra.world import known_world
 from meshard.errors import AgreementError, ConfigError, ProcessLostError, TransportError
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
-from meshard.interop.tensors.near import Calling, Whereabouts, calling, is_gone, is_readable
+from meshard.interop.tensors.near import Calling, LostError, Near, calling, is_gone
 from meshard.interop.tensors.wanted import digest, group_ranks
+from meshard.mpi.launch import join
 
 
 @final
@@ -29,13 +33,11 @@ class Note:
         refusal: why it does not go on; None if it does.
         digest: what it is about to do; None if it has no tree, and does not know.
         tied: for each tensor the first one of the same memory here; -1 if nothing of it is here.
-        places: where its tensors are; None for those that are not here.
     """
 
     refusal: str | None
     digest: bytes | None
     tied: tuple[int, ...] = ()
-    places: tuple[Whereabouts | None, ...] = ()
 
 
 def check_group(what: str) -> None:
@@ -60,6 +62,12 @@ def gathered(value: Any, group: Any, what: str) -> list[Any]:
     Raises:
         TransportError: if a rank cannot be reached.
     """
+    known = _KNOWN.get(_key(group))
+    if known is not None and known.near is not None:
+        try:
+            return known.near.all_gather(value)
+        except LostError as error:
+            raise lost(what, known, error, error.rank) from error
     count = len(group_ranks(group))
     words = pickle.dumps(value)
     try:
@@ -129,9 +137,9 @@ def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> N
             )
 
 
-def note_of(told: Sequence[str], tied: Sequence[int], places: Any) -> Note:
+def note_of(told: Sequence[str], tied: Sequence[int]) -> Note:
     """Return the note of a rank that goes on."""
-    return Note(None, digest(told), tuple(tied), tuple(places))
+    return Note(None, digest(told), tuple(tied))
 
 
 # who the ranks are
@@ -143,42 +151,75 @@ _PATIENCE = 0.5
 
 @final
 @dataclass(frozen=True)
-class Neighbours:
+class Ranks:
     """The processes of a group.
 
     Attributes:
         ranks: their ranks.
         callings: what each has told of itself.
-        readable: whether all can read each other's memory.
+        near: the memory that they share; None if they do not.
     """
 
     ranks: tuple[int, ...]
     callings: tuple[Calling, ...]
-    readable: bool
+    near: Near | None
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Be in a call, as all of them are; they learn of it if this rank leaves by an error."""
+        if self.near is None:
+            yield
+            return
+        self.near.enter()
+        try:
+            yield
+        except BaseException as error:
+            first = error.processes if isinstance(error, ProcessLostError) else ()
+            self.near.leave(first[0] if first else None)
+            raise
 
 
-_NEAR: WeakKeyDictionary[Any, Neighbours] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
-def neighbours(group: Any, what: str) -> Neighbours:
-    """Return who the ranks of a group are, and whether they can read each other's memory.
+def _key(group: Any) -> Any:
+    return distributed.group.WORLD if group is None else group
+
+
+def known_ranks(group: Any, what: str) -> Ranks:
+    """Return who the ranks of a group are, and the memory that they share, if they do.
 
     All ranks of the group find out together, once; all get the same answer.
     """
-    key = distributed.group.WORLD if group is None else group
-    if key not in _NEAR:
+    key = _key(group)
+    if key not in _KNOWN:
+        ranks, rank = group_ranks(group), distributed.get_rank()
         every = gathered(calling(), group, what)
-        can = gathered(all(map(is_readable, every)), group, what)
-        _NEAR[key] = Neighbours(group_ranks(group), tuple(every), all(can))
-    return _NEAR[key]
+        near = None
+        if every[0].host and all(x.host == every[0].host for x in every):
+            seconds = _timeout(key)
+            near = Near(ranks, rank, every, lambda value: gathered(value, group, what), seconds)
+        reached = near is not None and near.reached
+        _KNOWN[key] = Ranks(ranks, tuple(every), near if reached else None)
+    return _KNOWN[key]
 
 
-def gone_ranks(known: Neighbours) -> list[int]:
+def _timeout(group: Any) -> float:
+    """Return the seconds after which a collective of a group fails."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+        found: float = backend.options._timeout.total_seconds()
+    except (AttributeError, RuntimeError):
+        return float(distributed.default_pg_timeout.total_seconds())
+    return found
+
+
+def gone_ranks(known: Ranks) -> list[int]:
     """Return the ranks on this host whose processes have ended."""
     return [r for r, c in zip(known.ranks, known.callings, strict=True) if is_gone(c)]
 
 
-def wait_for(work: Any, known: Neighbours) -> None:
+def wait_for(work: Any, known: Ranks) -> None:
     """Wait until a collective has ended, but not for processes that have.
 
     PyTorch itself notices the end of direct partners only, and for others waits for its timeout.
@@ -196,7 +237,7 @@ def wait_for(work: Any, known: Neighbours) -> None:
         time.sleep(min(max(2e-5, (now - begun) / 10), 5e-3))
 
 
-def lost(what: str, known: Neighbours, error: object, peer: int | None = None) -> ProcessLostError:
+def lost(what: str, known: Ranks, error: object, peer: int | None = None) -> ProcessLostError:
     """Return the error of an exchange that failed, which names the ranks that have ended.
 
     Args:
@@ -219,3 +260,39 @@ def lost(what: str, known: Neighbours, error: object, peer: int | None = None) -
         named,
         operation=what,
     )
+
+
+# one job of meshard's
+
+
+def initialize(group: Any = None) -> None:
+    """Join the processes of a job of PyTorch's, so that arrays span them; MPI is not needed.
+
+    All ranks call it, after ``init_process_group`` and before their first use of meshard. Each rank
+    is the process of its number. `to_meshard` and `from_meshard` need this; `reshard` does not.
+
+    Args:
+        group: a process group of all ranks, over which they meet; None for the job's own.
+
+    Raises:
+        ConfigError: if there is no process group, it does not have all ranks, or meshard has been
+            used already, unless these are its processes.
+
+    >>> initialize()
+    Traceback (most recent call last):
+        ...
+    meshard.errors.ConfigError: initialize: there is no process group. Call torch.distributed...
+    """
+    what = "initialize"
+    check_group(what)
+    rank, count = distributed.get_rank(), distributed.get_world_size()
+    if group_ranks(group) != tuple(range(count)):
+        raise ConfigError(
+            f"{what}: the group has the ranks {list(group_ranks(group))}, but the job has {count}. "
+            "Pass a group of all ranks, or None."
+        )
+    world = known_world()
+    if world is not None and (world.process_index, len(world.processes)) == (rank, count):
+        return
+    if world is not None or count > 1:
+        join(rank, count, lambda value: gathered(value, group, what))

@@ -7,53 +7,17 @@ buffer, together with all boxes of the same peer that fit into a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from meshard.errors import ProcessLostError
-from meshard.interop.tensors.agreeing import Neighbours, lost
+from meshard.interop.tensors.agreeing import Ranks, lost
+from meshard.interop.tensors.boxed import Boxed, length, parts, portions
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory
-from meshard.runtime.memory.slabs import slabs
 
 MOST = 8 << 20
 """Bytes of a message if memory is not limited: large enough that its start does not count."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Boxed:
-    """A box of a tensor, and the dtype in which it travels."""
-
-    view: Any
-    dtype: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of it on the wire."""
-        return int(self.view.numel() * self.dtype.itemsize)
-
-    def cut(self, most: int) -> Iterator[Boxed]:
-        """Yield it in slabs of at most that many bytes on the wire."""
-        own = most * self.view.element_size() // self.dtype.itemsize
-        for view in slabs(self.view, max(own, self.view.element_size())):
-            yield Boxed(view, self.dtype)
-
-
-def portions(boxes: Sequence[Boxed], most: int) -> Iterator[list[Boxed]]:
-    """Cut boxes into slabs, and put these into portions of at most that many bytes."""
-    portion: list[Boxed] = []
-    size = 0
-    for box in boxes:
-        for slab in box.cut(most):
-            if portion and size + slab.nbytes > most:
-                yield portion
-                portion, size = [], 0
-            portion.append(slab)
-            size += slab.nbytes
-    if portion:
-        yield portion
 
 
 @final
@@ -67,7 +31,7 @@ class Carrier:
         what: the function that was called, for messages.
     """
 
-    def __init__(self, group: Any, known: Neighbours, memory: Memory, what: str) -> None:
+    def __init__(self, group: Any, known: Ranks, memory: Memory, what: str) -> None:
         self._group = group
         self._known = known
         self._memory = memory
@@ -137,45 +101,25 @@ class Carrier:
         whole = self._whole(boxes)
         if whole is not None:
             return whole
-        return self._memory.empty((_length(boxes),), torch.uint8)
+        return self._memory.empty((length(boxes),), torch.uint8)
 
     def _packed(self, boxes: Sequence[Boxed]) -> Any:
         """Return the bytes of some boxes as one contiguous buffer."""
         whole = self._whole(boxes)
         if whole is not None:
             return whole
-        bits = self._memory.empty((_length(boxes),), torch.uint8)
-        for box, part in _parts(boxes, bits):
+        bits = self._memory.empty((length(boxes),), torch.uint8)
+        for box, part in parts(boxes, bits):
             part.copy_(box.view)
         return bits
 
     def _unpack(self, boxes: Sequence[Boxed], bits: Any) -> None:
         if self._whole(boxes) is None:
-            for box, part in _parts(boxes, bits):
+            for box, part in parts(boxes, bits):
                 box.view.copy_(part)
 
     def _lost(self, peer: int, error: BaseException) -> ProcessLostError:
         return lost(self._what, self._known, error, peer)
-
-
-def _ends(boxes: Sequence[Boxed]) -> Iterator[tuple[int, int]]:
-    """Yield where each box is in a buffer: behind the one before, where its elements may begin."""
-    at = 0
-    for box in boxes:
-        at = -(-at // box.dtype.itemsize) * box.dtype.itemsize
-        yield at, at + box.nbytes
-        at += box.nbytes
-
-
-def _parts(boxes: Sequence[Boxed], bits: Any) -> Iterator[tuple[Boxed, Any]]:
-    """Yield each box with its part of a buffer, in its dtype on the wire and its shape."""
-    for box, (start, stop) in zip(boxes, _ends(boxes), strict=True):
-        yield box, bits[start:stop].view(box.dtype).view(box.view.shape)
-
-
-def _length(boxes: Sequence[Boxed]) -> int:
-    *_, (_, stop) = _ends(boxes)
-    return stop
 
 
 def bits_of(x: Any) -> Any:

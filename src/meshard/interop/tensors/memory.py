@@ -10,11 +10,19 @@ have arrived everywhere, and if they are all of it: what others may share stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
+import numpy as np
+
 from meshard.interop.tensors.loading import distributed, torch
-from meshard.runtime.memory.pages import HUGE, on_huge_pages
+from meshard.runtime.memory.pages import Pages
+from meshard.tuning import POOLED_BYTES
+
+_PAGES = Pages()
+"""The memory of large tensors of this process, used again when they are gone."""
+_BYTE = np.dtype(np.uint8)
 
 
 class Memory(Protocol):
@@ -37,11 +45,15 @@ class HostMemory:
         self.device = torch.device("cpu")
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Any:
-        """Return a tensor whose elements are not set."""
-        found = torch.empty(tuple(shape), dtype=dtype)
-        if found.nbytes > HUGE:
-            on_huge_pages(found.data_ptr(), found.nbytes)
-        return found
+        """Return a tensor whose elements are not set; a large one is of memory that is kept.
+
+        Fresh memory costs several times as much as filling it.
+        """
+        count = math.prod(shape) * dtype.itemsize
+        if count < POOLED_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype)
+        memory = torch.from_numpy(_PAGES.allocate((count,), _BYTE))
+        return memory.view(dtype).view(tuple(shape))
 
     def ready(self) -> None:
         """Do nothing: what was written can be read."""
@@ -85,18 +97,20 @@ class Donated:
     """The tensors that are given up on one rank.
 
     Args:
-        going: those that move.
+        going: those that move, and for each the tensors of the caller's that are of its memory.
         staying: others of the tree, which keep their storages.
     """
 
-    def __init__(self, going: Sequence[Any], staying: Sequence[Any]) -> None:
+    def __init__(self, going: Sequence[tuple[Any, Sequence[Any]]], staying: Sequence[Any]) -> None:
         kept = {_storage(x) for x in staying}
         self._in: dict[int, list[Any]] = {}
+        self._owners: dict[int, list[Any]] = {}
         self._left: dict[int, int] = {}
-        for x in going:
+        for x, owners in going:
             key = _storage(x)
             if key and key not in kept:
                 self._in.setdefault(key, []).append(x)
+                self._owners.setdefault(key, []).extend(owners)
                 self._left[key] = self._left.get(key, 0) + 1
 
     def arrived(self, x: Any) -> int:
@@ -107,13 +121,24 @@ class Donated:
         self._left[key] -= 1
         if self._left[key]:
             return 0
-        tensors, storage = self._in.pop(key), x.untyped_storage()
+        tensors, owners, storage = self._in.pop(key), self._owners.pop(key), x.untyped_storage()
         del self._left[key]
         nbytes = int(storage.nbytes())
-        if not storage.resizable() or _covered(tensors) < nbytes:
+        if _covered(tensors) < nbytes:
             return 0
-        storage.resize_(0)
+        if storage.resizable():
+            storage.resize_(0)
+        else:  # it is not PyTorch's own; whoever else refers to it keeps it
+            for owner in owners:
+                _empty(owner)
         return nbytes
+
+
+def _empty(x: Any) -> None:
+    """Let a tensor go of its memory; its storage is empty then."""
+    bare = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    bare.untyped_storage().resize_(0)
+    x.data = bare
 
 
 def _storage(x: Any) -> int:

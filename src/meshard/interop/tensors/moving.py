@@ -8,18 +8,19 @@ derive alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, final
 
 from meshard.algebra.layout import Layout
-from meshard.errors import AllocationError, ProcessLostError
-from meshard.interop.tensors.agreeing import Neighbours, Note, lost, wait_for
-from meshard.interop.tensors.carrying import MOST, Boxed, Carrier
+from meshard.errors import AllocationError
+from meshard.interop.tensors.agreeing import Ranks, gathered, lost, wait_for
+from meshard.interop.tensors.boxed import Boxed
+from meshard.interop.tensors.carrying import MOST, Carrier
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory, memory_of, wire_kind
-from meshard.interop.tensors.near import read_box
+from meshard.interop.tensors.near import LostError, Near
 from meshard.interop.tensors.placed import Segment, local_index
 from meshard.interop.tensors.wanted import Entry, Goal, dtype_of, group_ranks
 from meshard.plan.figures.schedule import batches
@@ -84,7 +85,7 @@ class Mover:
         plan: the routes, a leaf for each passage.
         passages: the passages, in the order of the plan's leaves.
         known: who the ranks are.
-        notes: where their tensors are, to be read there; None if they send.
+        near: the memory through which boxes go; None if they are sent.
         what: the function that was called, for messages.
     """
 
@@ -93,12 +94,12 @@ class Mover:
         group: Any,
         plan: Plan,
         passages: Sequence[Passage],
-        known: Neighbours,
-        notes: Sequence[Note] | None,
+        known: Ranks,
+        near: Near | None,
         what: str,
     ) -> None:
         self._group, self._plan, self._passages = group, plan, passages
-        self._known, self._notes = known, notes
+        self._known, self._near = known, near
         # What stays within the ranks needs no agreement on the way.
         self._together = any(hop.moved for p in passages for hop in p.route.hops)
         self._what = what
@@ -120,24 +121,20 @@ class Mover:
             ProcessLostError: if a rank fails.
         """
         leaves, donate = self._plan.leaves, self._plan.donate
-        every = [tuple(range(len(leaves)))] if leaves else []
-        if donate or self._notes is None:  # else nothing is in flight, and nothing is freed
-            every = batches(leaves, donate=donate)
-        for numbers in every:
+        for numbers in batches(leaves, donate=donate) if leaves else ():
             some = [self._passages[n] for n in numbers]
-            if self._notes is None:
-                for hop in range(max([len(p.route.layouts) - 1 for p in some])):
-                    going = [p for p in some if hop + 1 < len(p.route.layouts)]
-                    self._hop(going, hop, told)
-            else:
-                self._read_all(some, told)
+            for hop in range(max([len(p.route.layouts) - 1 for p in some])):
+                going = [p for p in some if hop + 1 < len(p.route.layouts)]
+                self._hop(going, hop, told)
             for passage in some:
                 passage.travel.waiting -= 1
                 if not passage.travel.waiting:
                     arrived(passage.travel)
+        if self._together:  # else some would return and others raise
+            self._settled(None)
 
     def _hop(self, some: Sequence[Passage], hop: int, told: Callable[[int], None]) -> None:
-        """Bring passages to the next layout of their routes, by messages."""
+        """Bring passages to the next layout of their routes."""
         failure: BaseException | None = None
         targets: list[Any] = []
         parts = [part_between(*p.route.layouts[hop : hop + 2], self._rank) for p in some]
@@ -160,14 +157,25 @@ class Mover:
             for message in part.receives:
                 boxes = receives.setdefault(message.peer, [])
                 boxes += [Boxed(_box(target, c.target), dtype) for c in message.copies]
-        self._carrier.exchange(sends, receives, self._most(), told)
+        self._exchange(sends, receives, told)
         for passage, target in zip(some, targets, strict=True):
             passage.block = target
 
-    def _most(self) -> int:
-        """Return the most bytes of a message."""
+    def _exchange(
+        self,
+        sends: Mapping[int, Sequence[Boxed]],
+        receives: Mapping[int, Sequence[Boxed]],
+        told: Callable[[int], None],
+    ) -> None:
         window = self._plan.max_bytes
-        return MOST if window is None else min(quota(window, len(self._ranks)), MOST)
+        most = MOST if window is None else min(quota(window, len(self._ranks)), MOST)
+        if self._near is None:
+            self._carrier.exchange(sends, receives, most, told)
+        elif self._together:
+            try:
+                self._near.exchange(sends, receives, most, told)
+            except LostError as error:
+                raise lost(self._what, self._known, error, error.rank) from error
 
     def _settled(self, failure: BaseException | None) -> None:
         """Wait for all ranks, and raise on all of them if one has failed.
@@ -175,8 +183,22 @@ class Mover:
         Raises:
             AllocationError: naming the ranks that have no memory left.
         """
+        every = self._failures(failure is not None)
+        failed = [r for r, bad in zip(self._ranks, every, strict=True) if bad]
+        if not failed:
+            return
+        raise AllocationError(
+            f"{self._what}: ranks {failed} could not take part in the next step: "
+            f"{failure or 'they have no memory for their part, or cannot reach others'}. Tensors "
+            "that were not donated are as they were."
+        ) from failure
+
+    def _failures(self, failed: bool) -> list[bool]:
+        """Return for each rank whether it has failed, once all have said so."""
+        if self._known.near is not None:
+            return gathered(failed, self._group, self._what)
         flag = self._wire.empty((len(self._ranks),), torch.uint8).zero_()
-        flag[self._ranks.index(self._rank)] = failure is not None
+        flag[self._ranks.index(self._rank)] = failed
         try:
             work = distributed.all_reduce(flag, group=self._group, async_op=True)
             if self._wire.device.type == "cpu":
@@ -184,16 +206,7 @@ class Mover:
             work.wait()
         except (RuntimeError, ProcessLookupError) as error:
             raise lost(self._what, self._known, error) from error
-        if failure is None and not bool(flag.any()):
-            return
-        failed = [r for r, bad in zip(self._ranks, flag.tolist(), strict=True) if bad]
-        if isinstance(failure, ProcessLostError):
-            raise failure
-        raise AllocationError(
-            f"{self._what}: ranks {failed} could not take part in the next step: "
-            f"{failure or 'they have no memory for their part, or cannot reach others'}. Tensors "
-            "that were not donated are as they were."
-        ) from failure
+        return [bool(bad) for bad in flag.tolist()]
 
     def _target(self, passage: Passage, hop: int) -> Any:
         """Return what this rank fills; None if it is to hold nothing."""
@@ -233,44 +246,6 @@ class Mover:
                 box.copy_(_box(source, copy.region))
                 nbytes += box.nbytes
         return nbytes
-
-    # where other ranks' memory can be read
-
-    def _read_all(self, some: Sequence[Passage], told: Callable[[int], None]) -> None:
-        """Bring passages to their destinations, by reading from other ranks' tensors."""
-        failure: BaseException | None = None
-        try:
-            for passage in some:
-                ends = passage.segment.before, passage.segment.after
-                part = part_between(*ends, self._rank)
-                target = self._target(passage, len(passage.route.layouts) - 2)
-                told(self._copied(part, self._source(passage, 0), target))
-                self._read(passage, part, target, told)
-        except (RuntimeError, MemoryError) as error:
-            failure = error
-        if self._together:
-            self._settled(failure)
-        elif failure is not None:
-            raise failure
-
-    def _read(self, passage: Passage, part: Part, target: Any, told: Callable[[int], None]) -> None:
-        """Fill this rank's piece from the tensors of others."""
-        assert self._notes is not None
-        entry, number = passage.travel.entry, passage.number
-        dtype = dtype_of(entry.dtype)
-        for message in part.receives:
-            place = self._ranks.index(message.peer)
-            index = local_index(entry.before, message.peer, passage.segment.box)
-            origin = self._notes[place].places[number]
-            assert origin is not None
-            for copy in message.copies:
-                starts = [a.start + b.start for a, b in zip(index, copy.region, strict=True)]
-                box = _box(target, copy.target)
-                try:
-                    read_box(self._known.callings[place].process, origin, starts, box, dtype)
-                except OSError as error:
-                    raise lost(self._what, self._known, error, message.peer) from error
-                told(box.nbytes)
 
 
 def _box(x: Any, index: Sequence[slice]) -> Any:

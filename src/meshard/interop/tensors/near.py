@@ -1,73 +1,66 @@
-"""Boxes read from the memory of other processes on this host, without any message.
+"""Ranks of one host: what they pass goes through memory that all of them see.
 
-Linux lets a process read the memory of another of the same user, if no security module forbids it
-(``process_vm_readv``). So a receiver copies each box from the tensor where it is to its place: one
-copy, no buffers, and nothing for the sender to do. Ranks try it once, on a value that they know.
+In: boxes of tensors, or small values. Out: the same on other ranks. A sender packs boxes into a
+chunk of memory that the others see, once for all that get the same, and each of them unpacks it
+there. Chunks are small, so that both copies are made in the cache, and used again and again. The
+tensors themselves stay in each rank's own memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import pickle
 import secrets
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 
+from meshard.interop.tensors.bits import as_tensor
+from meshard.interop.tensors.boxed import Boxed, length, parts, portions
 from meshard.interop.tensors.loading import torch
-from meshard.runtime.memory.slabs import slabs
+from meshard.mpi.mailbox import ROOM
+from meshard.mpi.neighbours import Handle, Neighbours, Waiting, own_memory
+from meshard.mpi.patience import Patience
+from meshard.runtime.memory.pages import Pages
+from meshard.runtime.processes.agreement import Stamp
+from meshard.runtime.settings import Table
+from meshard.runtime.types import Block
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_MOST_RUNS = 1024
-"""Runs of memory that one call takes, at either end."""
-_SHORT = 256
-"""Bytes of runs that are read with what is between them: a run costs as much as hundreds."""
-_WIDEST = 8
-"""How many times as much may be read so."""
-_SLAB = 1 << 20
-"""Bytes that are read at a time where they go through a buffer."""
-_CALL = 1 << 28
-"""Bytes that are read at a time otherwise; the kernel reads less than 2 GiB in one call."""
+_CHUNK = 1 << 20
+"""Bytes of a chunk, if memory is not limited: both copies of one are made in the cache."""
+_IN_FLIGHT = 4
+"""Chunks between two ranks at once: one is packed, two wait to be read, and one is read."""
+_ADDRESSES = 1 << 34
+"""Bytes of addresses for chunks."""
+_OFTEN = 0.5
+"""Seconds between two looks at who is still there."""
+_DONE: Any = object()
+_Job = tuple[Sequence[int], Waiting]
+"""Ranks, and a generator that waits for them."""
 
 
-Whereabouts = tuple[int, tuple[int, ...]]
-"""Where a tensor of this process is: its address, and the bytes between elements of each dim."""
-
-
-def whereabouts(x: Any) -> Whereabouts | None:
-    """Return where a tensor is; None if it is not in the host's memory."""
-    if x.device.type != "cpu":
-        return None
-    size = x.element_size()
-    return int(x.data_ptr()), tuple([s * size for s in x.stride()])
+# who they are
 
 
 @final
 @dataclass(frozen=True)
 class Calling:
-    """What a process tells others so that they can try whether they can read its memory.
+    """What a process tells others of itself.
 
     Attributes:
-        host: the name of the running kernel and of the numbers of processes in it.
+        host: the name of the running kernel and of the numbers of processes in it; empty if others
+            could not know what its number means.
         process: its number.
-        address: where the value is that they should find.
-        value: the value.
     """
 
     host: str
     process: int
-    address: int
-    value: bytes
-
-
-_SECRET = np.frombuffer(secrets.token_bytes(16), np.uint8)
 
 
 def calling() -> Calling:
@@ -76,7 +69,7 @@ def calling() -> Calling:
     if sys.platform == "linux":
         boot = Path("/proc/sys/kernel/random/boot_id")
         host = f"{boot.read_text().strip() if boot.exists() else ''} {_namespace()}"
-    return Calling(host, os.getpid(), int(_SECRET.ctypes.data), _SECRET.tobytes())
+    return Calling(host, os.getpid())
 
 
 def _namespace() -> str:
@@ -84,19 +77,6 @@ def _namespace() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return secrets.token_hex(8)  # numbers of processes mean nothing to others
-
-
-def is_readable(other: Calling) -> bool:
-    """Return whether this process can read another's memory."""
-    mine = calling()
-    if not mine.host or mine.host != other.host or _readv() is None:
-        return False
-    found = np.zeros(16, np.uint8)
-    try:
-        _read(other.process, np.array([[found.ctypes.data, 16]]), np.array([[other.address, 16]]))
-    except OSError:
-        return False
-    return found.tobytes() == other.value
 
 
 def is_gone(other: Calling) -> bool:
@@ -110,131 +90,210 @@ def is_gone(other: Calling) -> bool:
     return state in "ZX"
 
 
-@cache
-def _readv() -> Any:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if function is not None:
-        word = ctypes.c_ulong
-        function.argtypes = [ctypes.c_int, ctypes.c_void_p, word, ctypes.c_void_p, word, word]
-        function.restype = ctypes.c_ssize_t
-    return function
+# what they pass
 
 
-def _read(process: int, here: NDArray[Any], there: NDArray[Any]) -> None:
-    """Read runs of another process, each an address and a length, into runs of this one.
-
-    Raises:
-        OSError: if the process has gone, or does not have the memory.
-    """
-    here, there = (np.ascontiguousarray(runs, np.uint64) for runs in (here, there))
-    wanted = int(here[:, 1].sum())
-    got = _readv()(process, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
-    if got == wanted:
-        return
-    code = ctypes.get_errno() if got < 0 else 0
-    raise OSError(code, os.strerror(code) if code else f"{got} of {wanted} bytes could be read")
-
-
-def read_box(
-    process: int, origin: Whereabouts, starts: Sequence[int], target: Any, dtype: Any
-) -> None:
-    """Fill a tensor with a box of another process's tensor.
+@final
+class LostError(Exception):
+    """A rank that does not answer.
 
     Args:
-        process: the process.
-        origin: where its tensor is.
-        starts: where the box begins in it.
-        target: the tensor to fill, of the box's shape.
-        dtype: the dtype of the other tensor.
-
-    Raises:
-        OSError: if the process has gone.
+        reason: what is known of it, as the rest of a sentence.
+        rank: the rank; None if it is not known which.
     """
-    address, strides = origin
-    address += sum([a * s for a, s in zip(starts, strides, strict=True)])
-    shape, size = tuple(target.shape), dtype.itemsize
-    run, wide = _run(shape, strides, size), _extent(shape, strides, size)
-    if run < _SHORT and wide <= _WIDEST * target.numel() * size and run < wide:
-        _read_wide(process, address, strides, target, dtype)
-    elif target.dtype == dtype:
-        for slab, offset in _slabs(target, strides, _CALL):
-            _read_runs(process, address + offset, strides, slab, run)
-    else:
-        for slab, offset in _slabs(target, strides, _SLAB):
-            part = torch.empty(tuple(slab.shape), dtype=dtype)
-            _read_runs(process, address + offset, strides, part, run)
-            slab.copy_(part)
+
+    def __init__(self, reason: str, rank: int | None = None) -> None:
+        super().__init__(reason)
+        self.rank = rank
 
 
-def _run(shape: Sequence[int], strides: Sequence[int], size: int) -> int:
-    """Return the bytes of a box that follow each other."""
-    for n, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if n == 1:
-            continue
-        if stride != size:
-            break
-        size *= n
-    return size
+@final
+class _Steps:
+    """Where this process is: in which call, and at which of its steps, which all ranks take."""
+
+    def __init__(self) -> None:
+        self.call = self.step = self.culprit = 0
+
+    def stamp(self, peer: int) -> Stamp:
+        """Return the stamp of the messages to and from a process."""
+        return self.call, self.step, self.culprit
+
+    def is_over(self, peer: int, stamp: Stamp) -> bool:
+        """Whether a message of a process belongs to a step that this process has left."""
+        return stamp < self.stamp(peer)
 
 
-def _extent(shape: Sequence[int], strides: Sequence[int], size: int) -> int:
-    """Return the bytes from the first element of a box to its last."""
-    return sum([(n - 1) * s for n, s in zip(shape, strides, strict=True)]) + size
+@final
+class Near:
+    """The memory of a group's ranks, which are all on this host.
+
+    Args:
+        ranks: the ranks, in the order of the group.
+        me: this rank.
+        callings: what each of them has told of itself.
+        gather: brings a small value of each rank to all; used to meet.
+        seconds: how long a rank waits for others.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        me: int,
+        callings: Sequence[Calling],
+        gather: Callable[[Any], list[Any]],
+        seconds: float,
+    ) -> None:
+        self._me, self._others = me, [rank for rank in ranks if rank != me]
+        self._callings = dict(zip(ranks, callings, strict=True))
+        self._seconds = seconds
+        self._steps, self._patience = _Steps(), Patience()
+        pages, place = Pages(), {rank: i for i, rank in enumerate(ranks)}
+        own = own_memory(pages, len(ranks), _ADDRESSES)
+        told: list[Handle | None] = gather(own and own.handle)
+        self._near: Any = None
+        if own is not None and all(told):
+            near = Neighbours(pages, own, place[me], Table(), self._steps)
+            handles = dict(zip(ranks, told, strict=True))
+            if all(near.reach(rank, handles[rank], place[rank]) for rank in self._others):
+                self._near, self._head = near, own.arena.head
+        self.reached = all(gather(self._near is not None))
+        if self.reached:
+            self._near.use(self._others)
+            self._patience.doorbell = self._near.doorbell
+
+    def enter(self) -> None:
+        """Begin a call, as all ranks do; what others have left of an earlier one is dropped."""
+        self._steps.call += 1
+        self._steps.step = 0
+
+    def leave(self, culprit: int | None) -> None:
+        """Let the others know that this rank has left the call; they need not wait for it.
+
+        Args:
+            culprit: the rank that has left it first; None if that is this one.
+        """
+        steps, here = self._steps, self._steps.step
+        first = self._me if culprit is None else culprit
+        steps.call, steps.step, steps.culprit = steps.call + 1, 0, first + 1  # of no step
+        self._near.knock()
+        steps.call, steps.step, steps.culprit = steps.call - 1, here, 0
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in the order of the group.
+
+        Raises:
+            LostError: if a rank has ended, has left this call, or does not come.
+        """
+        letter = np.frombuffer(pickle.dumps(value), np.uint8)
+        found: dict[int, Block] = {}
+        jobs: list[_Job] = [((rank,), self._near.hear(rank, found)) for rank in self._others]
+        if self._others:
+            fill = partial(np.copyto, src=letter)
+            jobs.append((self._others, self._near.spread(self._others, letter.nbytes, fill)))
+        self._run(jobs)
+        return [
+            pickle.loads(found[rank].tobytes()) if rank in found else value
+            for rank in self._callings
+        ]
+
+    def exchange(
+        self,
+        sends: Mapping[int, Sequence[Boxed]],
+        receives: Mapping[int, Sequence[Boxed]],
+        most: int,
+        told: Callable[[int], None],
+    ) -> None:
+        """Send boxes to ranks and fill boxes from them, with at most some bytes per rank at a time.
+
+        Raises:
+            LostError: if a rank has ended, has left this call, or does not come.
+        """
+        size = self._chunk(most)
+        alike: dict[Any, list[int]] = {}
+        for rank, boxes in sorted(sends.items()):
+            alike.setdefault(tuple([box.key for box in boxes]), []).append(rank)
+        jobs: list[_Job] = []
+        for ranks in alike.values():
+            jobs.append((ranks, self._speak(ranks, sends[ranks[0]], size)))
+        for rank, boxes in sorted(receives.items()):
+            jobs.append(([rank], self._listen(rank, boxes, size, told)))
+        self._run(jobs)
+
+    def _chunk(self, most: int) -> int:
+        """Return the bytes of a chunk if as many may be between two ranks at a time."""
+        # Memory is taken in pages and in eighths of powers of two, with the chunk's counters.
+        size = most // _IN_FLIGHT * 8 // 9 - self._head
+        return min(_CHUNK, size) if size > ROOM else min(most, ROOM)
+
+    def _speak(self, ranks: Sequence[int], boxes: Sequence[Boxed], most: int) -> Waiting:
+        for some in portions(boxes, most):
+            yield from self._near.spread(ranks, length(some), partial(_pack, some))
+
+    def _listen(
+        self, rank: int, boxes: Sequence[Boxed], most: int, told: Callable[[int], None]
+    ) -> Waiting:
+        found: dict[int, Block] = {}
+        for some in portions(boxes, most):
+            yield from self._near.hear(rank, found)
+            for box, part in parts(some, as_tensor(found.pop(rank), "reshard")):
+                box.view.copy_(part)
+            del part  # the chunk goes back
+            told(sum([box.nbytes for box in some]))
+
+    def _run(self, jobs: list[_Job]) -> None:
+        """Continue each job that can continue, until all are done; one step of all ranks.
+
+        Raises:
+            LostError: if a rank has ended, has left this call, or does not come.
+        """
+        self._steps.step += 1
+        patience, begun, gone = self._patience, time.monotonic(), False
+        looked = begun
+        patience.begin()
+        try:
+            while True:
+                jobs, wanted = _continued(jobs)
+                if not jobs:
+                    return
+                if gone:  # what they had written was read before
+                    raise LostError("it did not come to where all meet")
+                if patience.gave_core_away():
+                    continue
+                alone = wanted is not None and len(jobs) == 1
+                slept = patience.slept(self._near.place(wanted) if alone else None)
+                if slept and time.monotonic() - looked > _OFTEN:
+                    looked = time.monotonic()
+                    gone = any(is_gone(self._callings[rank]) for rank in self._others)
+                    self._look({rank for ranks, _ in jobs for rank in ranks}, looked - begun)
+        finally:
+            patience.end()
+            for _, unfinished in jobs:
+                unfinished.close()
+            if jobs:
+                self._near.leave()
+
+    def _look(self, ranks: Collection[int], waited: float) -> None:
+        """Look for what makes waiting for some ranks vain."""
+        for rank in sorted(ranks):
+            stamp = self._near.refused(rank)
+            if stamp is not None:
+                first = stamp[2] - 1 if stamp[2] else rank
+                raise LostError("it has left this call, as after an interrupt", first)
+        if waited > self._seconds:
+            raise LostError(f"nothing came for {self._seconds:g} s, the timeout", min(ranks))
 
 
-def _offsets(shape: Sequence[int], strides: Sequence[int], run: int, size: int) -> NDArray[Any]:
-    """Return where the runs of a box begin, in C order."""
-    offsets = np.zeros(1, np.int64)
-    rest = run // size  # elements of a run, which the last dims make up
-    for n, stride in reversed(list(zip(shape, strides, strict=True))):
-        inside = min(rest, n) if rest > 1 else 1
-        rest = max(1, rest // inside)
-        steps = np.arange(0, n, inside, dtype=np.int64) * stride
-        offsets = (steps[:, None] + offsets[None, :]).reshape(-1)
-    return offsets
+def _continued(jobs: list[_Job]) -> tuple[list[_Job], int | None]:
+    """Continue each job once; return those that are not done, and what the last one waits for."""
+    left, wanted = [], None
+    for job in jobs:
+        what = next(job[1], _DONE)
+        if what is not _DONE:
+            left.append(job)
+            wanted = what
+    return left, wanted
 
 
-def _read_runs(process: int, address: int, strides: Sequence[int], target: Any, run: int) -> None:
-    """Read run by run, each to its place."""
-    shape, size = tuple(target.shape), target.element_size()
-    own = tuple([s * size for s in target.stride()])
-    run = min(run, _run(shape, own, size))
-    there = _offsets(shape, strides, run, size) + address
-    here = _offsets(shape, own, run, size) + target.data_ptr()
-    for first in range(0, len(there), _MOST_RUNS):
-        some = slice(first, first + _MOST_RUNS)
-        _read(process, _joined(here[some], run), _joined(there[some], run))
-
-
-def _joined(starts: NDArray[Any], run: int) -> NDArray[Any]:
-    """Return runs of one length as addresses and lengths, those joined that follow each other."""
-    new = np.flatnonzero(np.diff(starts, prepend=starts[0] - run - 1) != run)
-    counts = np.diff(new, append=len(starts))
-    return np.stack([starts[new], counts * run], axis=1)
-
-
-def _slabs(target: Any, strides: Sequence[int], most: int) -> list[tuple[Any, int]]:
-    """Return a tensor in slabs, and where each begins in the other process's tensor."""
-    found = []
-    slab: Any
-    for slab in slabs(target, most):
-        at = slab.storage_offset() - target.storage_offset()
-        offset = 0
-        order = sorted(range(target.ndim), key=lambda d: -target.stride(d))
-        for dim in order:
-            if target.shape[dim] > 1 and target.stride(dim):
-                place, at = divmod(at, target.stride(dim))
-                offset += place * strides[dim]
-        found.append((slab, offset))
-    return found
-
-
-def _read_wide(process: int, address: int, strides: Sequence[int], target: Any, dtype: Any) -> None:
-    """Read slabs of a box with what is between its runs, and take the box out of them."""
-    size = dtype.itemsize
-    for slab, offset in _slabs(target, strides, _SLAB):
-        extent = _extent(tuple(slab.shape), strides, size)
-        room = torch.empty(extent // size, dtype=dtype)
-        span = np.array([[room.data_ptr(), extent]]), np.array([[address + offset, extent]])
-        _read(process, *span)
-        slab.copy_(room.as_strided(slab.shape, [s // size for s in strides]))
+def _pack(boxes: Sequence[Boxed], memory: Block) -> None:
+    for box, part in parts(boxes, torch.from_numpy(memory)):
+        part.copy_(box.view)

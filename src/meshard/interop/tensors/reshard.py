@@ -7,12 +7,12 @@ from typing import Any, final
 
 from meshard.errors import ArgumentError, DeletedArrayError
 from meshard.interop.tensors.agreeing import (
-    Neighbours,
     Note,
+    Ranks,
     agreed,
     check_group,
     gathered,
-    neighbours,
+    known_ranks,
     note_of,
     same,
 )
@@ -20,7 +20,7 @@ from meshard.interop.tensors.convert import dtensor, local_tensor, mapped, reduc
 from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.memory import Donated, memory_of
 from meshard.interop.tensors.moving import Mover, Passage, Travel
-from meshard.interop.tensors.near import whereabouts
+from meshard.interop.tensors.near import Near
 from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.planning import Options, Planned, kept_plan, planned
 from meshard.interop.tensors.specs import mesh_of
@@ -79,8 +79,8 @@ def reshard(
         reduce: take the sum of DTensors that are ``Partial`` first, which PyTorch does; otherwise
             they are refused.
         group: the process group that has all ranks of all meshes; None for the whole job's.
-        near: whether the ranks of one host read each other's memory, where the kernel allows it,
-            instead of sending. None: if all ranks are on one host and all tensors in its memory.
+        near: whether tensors go through memory that the ranks share, where they do: if all are on
+            one host and all tensors in its memory. False: they are sent nevertheless.
         map: a `meshard.checkpoint.KeyMap` that says which tensors are made of which: they are
             renamed, fused, split or permuted on the way, and each element moves once. Targets are
             then those of the map's names. The ranks must be joined, by `initialize`.
@@ -239,7 +239,11 @@ class _Job:
     def run(self) -> Any:
         """Return the tree, moved."""
         check_group(self._what)
-        known = neighbours(self._group, self._what)
+        known = known_ranks(self._group, self._what)
+        with known.call():
+            return self._run_with(known)
+
+    def _run_with(self, known: Ranks) -> Any:
         own: BaseException | None = None
         note = Note(None, None)
         try:
@@ -268,8 +272,7 @@ class _Job:
         self._locals = [self._local(entry) for entry in listing.entries]
         fixed = (options.max_bytes, options.donate, options.reduce, options.near)
         self._told = lines(listing, self._goals, fixed)
-        places = [None if x is None else whereabouts(x) for x in self._locals]
-        note = note_of(self._told, _tied(listing, self._locals), places)
+        note = note_of(self._told, _tied(listing, self._locals))
         key = note.digest, group_ranks(self._group)
         self._plan = kept_plan(key, listing.entries, self._goals, options)
         return note
@@ -328,7 +331,7 @@ class _Job:
                     f"mesh of {entry.name}."
                 )
 
-    def _moved(self, notes: Sequence[Note], known: Neighbours) -> Any:
+    def _moved(self, notes: Sequence[Note], known: Ranks) -> Any:
         listing, options = self._listing, self._options.checked()
         assert listing is not None
         self._reduce(listing)
@@ -341,8 +344,8 @@ class _Job:
             None if goal is None else Travel(entry, goal, local)
             for entry, goal, local in zip(listing.entries, moving, self._locals, strict=True)
         ]
-        reading = known.readable and self._readable(listing)
-        self._run((plan, which), travels, tied, known, notes if reading else None)
+        near = known.near if self._is_near(listing) else None
+        self._run((plan, which), travels, tied, known, near)
         results = [self._result(n, tied, travels) for n in range(len(listing.entries))]
         return self._rebuilt(listing, results)
 
@@ -380,9 +383,9 @@ class _Job:
                     rank = distributed.get_rank()
                     self._locals[number] = local_tensor(whole, entry.before, rank, self._what)
 
-    def _readable(self, listing: Listing) -> bool:
-        """Whether all tensors are where the ranks have said, in the memory of hosts."""
-        if self._options.near is False or any(entry.partial for entry in listing.entries):
+    def _is_near(self, listing: Listing) -> bool:
+        """Whether tensors go through memory, if the ranks share it: not those of other devices."""
+        if self._options.near is False:
             return False
         kinds = {goal.mesh.device_type for goal in self._goals if goal is not None}
         return {*kinds, *[entry.device for entry in listing.entries]} <= {"cpu"}
@@ -392,8 +395,8 @@ class _Job:
         prepared: Planned,
         travels: Sequence[Travel | None],
         tied: Sequence[int],
-        known: Neighbours,
-        notes: Sequence[Note] | None,
+        known: Ranks,
+        near: Near | None,
     ) -> None:
         plan, which = prepared
         passages = []
@@ -402,16 +405,20 @@ class _Job:
             assert travel is not None
             travel.waiting += 1
             route = plan.routes[choice]
-            if notes is not None:
+            if near is not None:
                 route = Route("direct", (leaf.source, leaf.destination))
             passages.append(Passage(travel, number, segment, route))
-        mover = Mover(self._group, plan, passages, known, notes, self._what)
+        mover = Mover(self._group, plan, passages, known, near, self._what)
         donated = self._donated(travels, tied) if plan.donate else None
+        numbers = {id(travel): number for number, travel in enumerate(travels)}
 
         def arrived(travel: Travel) -> None:
             if donated is not None and travel.local is not None:
                 donated.arrived(travel.local)
                 travel.local = None
+                for number, first in enumerate(tied):
+                    if first == numbers[id(travel)]:
+                        self._locals[number] = None
 
         rank = distributed.get_rank()
         progress = self._options.progress
@@ -423,15 +430,22 @@ class _Job:
 
     def _donated(self, travels: Sequence[Travel | None], tied: Sequence[int]) -> Donated:
         """Return what gives up the tensors that move; tied ones go with the first."""
-        going, staying = [], []
+        staying: list[Any] = []
+        owners: dict[int, list[Any]] = {}
         for number, (first, x) in enumerate(zip(tied, self._locals, strict=True)):
             if x is None:
                 continue
-            if travels[number] is not None:
-                going.append(x)
-            elif travels[first] is None or first == number:
+            if travels[first] is None:
                 staying.append(x)
-        return Donated(going, staying)
+            else:
+                owners.setdefault(first, []).append(self._owner(number))
+        return Donated([(self._locals[n], some) for n, some in owners.items()], staying)
+
+    def _owner(self, number: int) -> Any:
+        """Return the tensor of the caller's that holds what this rank has of an entry."""
+        assert self._listing is not None
+        x = self._leaves[self._listing.entries[number].number]
+        return x._local_tensor if isinstance(x, DTensor) else x
 
     def _result(self, number: int, tied: Sequence[int], travels: Sequence[Travel | None]) -> Any:
         """Return the DTensor of a tensor; None if it stays as it is."""

@@ -24,7 +24,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import AllocationError
-from meshard.runtime.memory.arena import Arena, size_class
+from meshard.runtime.memory.arena import ROOM, Arena, size_class
 from meshard.runtime.memory.forks import renew_in_children
 from meshard.runtime.memory.memory import Memory
 from meshard.runtime.types import Block, dtype_name
@@ -214,17 +214,18 @@ class Pages(Memory):
         """Return the array itself."""
         return block
 
-    def open_arena(self, places: int, used: int | None = None) -> Arena:
+    def open_arena(self, places: int, used: int | None = None, room: int = ROOM) -> Arena:
         """Make memory that the other processes of the host can map.
 
         Args:
             places: how many processes the host may ever have.
             used: how many it has; by default as many.
+            room: bytes of addresses.
 
         Raises:
             OSError: if the system has no such memory.
         """
-        self.arena = Arena(places, self.keep, used=used)
+        self.arena = Arena(places, self.keep, room, used)
         return self.arena
 
     def close_arena(self) -> None:
