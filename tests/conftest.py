@@ -28,6 +28,9 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "jax")
 os.environ["MESHARD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "llvm")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# OpenBLAS's threads spin for some 25 ms after each product, and when NumPy is imported: on two cores
+# that is time that other tests need.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # Tests say themselves how wide a text is and whether it has colours.
 os.environ |= dict.fromkeys(("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"), "")
 
