@@ -22,6 +22,7 @@ def initialize(group: Any = None) -> None:
         group: a process group of all ranks, over which they meet; None for the job's own.
 
     Raises:
+        ArgumentError: if ``group`` is not a process group, or does not have this rank.
         ConfigError: if there is no process group, it does not have all ranks, or meshard has been
             used already, unless these are its processes.
 
@@ -31,7 +32,7 @@ def initialize(group: Any = None) -> None:
     meshard.errors.ConfigError: initialize: there is no process group. Call torch.distributed...
     """
     what = "initialize"
-    check_group(what)
+    check_group(what, group)
     rank, count = distributed.get_rank(), distributed.get_world_size()
     if group_ranks(group) != tuple(range(count)):
         raise ConfigError(
