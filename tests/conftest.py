@@ -28,6 +28,9 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "jax")
 os.environ["MESHARD_CACHE_DIR"] = str(Path(__file__).parents[1] / "build" / "llvm")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+# OpenBLAS's threads spin for some 25 ms after each product, and when NumPy is imported: on two
+# cores that is time that other tests need.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # Tests say themselves how wide a text is and whether it has colours.
 os.environ |= dict.fromkeys(("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"), "")
 
@@ -73,11 +76,12 @@ def blocks_are_as_their_type_says() -> Iterator[None]:
 
     def checked(self: Array, type: ArrayType, blocks: Blocks) -> None:
         made(self, type, blocks)
+        shapes, dtype = type.layout.shapes, type.dtype
         for piece, block in enumerate(blocks):
             if block is not None:
                 assert isinstance(block, np.ndarray), (type, block)
-                expected = type.layout.box(piece).shape, type.dtype
-                assert (block.shape, block.dtype) == expected, (type, piece, block)
+                assert block.shape == shapes[piece], (type, piece, block)
+                assert block.dtype == dtype, (type, piece, block)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Array, "__init__", checked)

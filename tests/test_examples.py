@@ -468,13 +468,14 @@ def test_examples_run_in_four_processes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed")
 @pytest.mark.parametrize("name", TRAINING)
-def test_longer_programs_train_in_four_processes(name: str, tmp_path: Path) -> None:
+def test_longer_programs_train_in_two_processes_of_two_devices(name: str, tmp_path: Path) -> None:
     steps, _ = TRAINING[name]
     (tmp_path / "some.py").write_text(
         f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport {name}\n{name}.main(*{steps})\n"
     )
+    job = ["-m", "meshard", "run", "-n", "2", "--devices-per-process", "2", "--timeout", "90"]
     result = subprocess.run(
-        [sys.executable, "-m", "meshard", "run", "-n", "4", "--timeout", "90", "some.py"],
+        [sys.executable, *job, "some.py"],
         capture_output=True,
         encoding="utf-8",
         env={k: v for k, v in os.environ.items() if not k.startswith("MESHARD_")},

@@ -19,6 +19,13 @@ from meshard.sharding import P
 from tests.worlds import mesh
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_older_is_walked() -> None:
+    """Hide what is there already from the collector: each test would walk it several times."""
+    gc.collect()
+    gc.freeze()
+
+
 def alive() -> int:
     """Return how many arrays there are."""
     return sum(type(x) is Array for x in gc.get_objects())

@@ -203,6 +203,32 @@ def trees():
     assert weight.to_local().data_ptr() != interop.redistribute(weight).to_local().data_ptr()
 
 
+def whole_tensors():
+    """Tensors without a mesh or without dims, at both ends; ranks without the tree get them too."""
+    four, _, low, high = meshes()[:4]
+    rank = dist.get_rank()
+    full, one = values((5, 4), torch.float32), torch.tensor(3.5)
+    tree = {"buffer": full.clone(), "w": made(full, low, [S(0)]), "step": one}
+    for near in (False, None):
+        held = tree if rank < 2 else None
+        y = interop.reshard(held, {"buffer": (four, [S(0)]), "w": full, "step": one}, near=near)
+        same(y["buffer"], full, four, [S(0)])
+        for name, value in {"w": full, "step": one}.items():
+            assert type(y[name]) is torch.Tensor
+            assert torch.equal(y[name], value)
+        assert y["w"].data_ptr() != full.data_ptr()
+        z = interop.reshard(y, lambda name, shape: (low, [R]), near=near)
+        same(z["step"], one, low, [R])
+        z = interop.reshard(z, lambda name, shape: (high, [R]), near=near, dtype="bfloat16")
+        same(z["step"], one.bfloat16(), high, [R])
+        back = interop.reshard(z, tree, near=near)
+        same(back["w"], full.bfloat16(), low, [S(0)])
+        assert torch.equal(back["step"], one.bfloat16())
+        assert torch.equal(back["buffer"], full.bfloat16())
+    kept = interop.reshard(tree if rank < 2 else None, lambda *_: None)
+    assert (kept["step"] is one) == (rank < 2)
+
+
 def donated():
     four, square = meshes()[:2]
     full = values((64, 32), torch.float32)
@@ -227,7 +253,11 @@ def sums():
     four = meshes()[0]
     x = DTensor.from_local(torch.full((8,), float(dist.get_rank())), four, [Partial()])
     refused(ShardingError, "reduce=True", interop.reshard, x, (four, [S(0)]))
-    refused(ShardingError, "part of a sum", interop.reshard, x.detach(), (four, [Partial()]))
+    refused(ShardingError, "part of a sum", interop.reshard, x.detach(), (four, [R]))
+    text = "by the target's P(sum) on mesh dim 0 each rank would hold"
+    refused(
+        ShardingError, text, interop.reshard, made(torch.ones(8), four, [R]), (four, [Partial()])
+    )
     y = interop.reshard(x, (four, [S(0)]), reduce=True)
     same(y, torch.full((8,), 6.0), four, [S(0)])
 
@@ -288,7 +318,18 @@ def refusals():
     refused(ShapeError, "cuts dim 2, but the tensor", call, x, (four, [S(2)]))
     refused(ArgumentError, "target is None", call, x, None)
     refused(ArgumentError, "the target of", call, {"w": x}, {"w": 3})
-    refused(ValueError, "must be a prefix", call, {"w": x}, {"v": (four, [R])})
+    refused(ValueError, "target is a dict with the keys v, and the", call, {"w": x}, {"v": None})
+    refused(ValueError, "target is a DeviceMesh, and the tree of", call, {"w": x}, four)
+    text = "must be a prefix of the tree of tensors, but at m it has a tuple with the keys 0, where"
+    refused(ValueError, text, call, {"m": {"w": x}}, {"m": (3,)})
+    text = "a Linear is not a tree of tensors. Pass its state_dict()."
+    for tree, target in ((torch.nn.Linear(2, 2), (four, [R])), (x, torch.nn.Linear(2, 2))):
+        refused(ArgumentError, text, call, tree, target)
+    refused(ArgumentError, text, interop.to_meshard, {"m": torch.nn.Linear(2, 2)})
+    refused(ArgumentError, "a generator is not a tree", call, (y for y in [x]), (four, [R]))
+    meta = {"w": torch.ones(2, device="meta")}
+    refused(ArgumentError, "w is on the meta device", call, meta, (four, [R]))
+    assert call(meta, lambda *_: None)["w"] is meta["w"]
     refused(ArgumentError, "max_bytes", call, x, (four, [R]), max_bytes=0)
     refused(ArgumentError, "Give at least 24", call, x, (four, [S(1)]), max_bytes=8)
     refused(
@@ -300,7 +341,16 @@ def refusals():
     text = "cuts dim 2" if rank == 1 else "rank 1 refused: ShapeError"
     refused((ShapeError, AgreementError), text, call, x, wrong)
     other = (square, [R, S(1)]) if rank == 2 else (square, [S(1), R])
-    refused(AgreementError, "different arguments", call, x, other)
+    refused(AgreementError, "[x: float32[8, 6] cpu [S(0)] on ranks (0, 1, 2, 3) as", call, x, other)
+    other = square["tp" if rank == 2 else "dp"]
+    refused(AgreementError, "] ((), ((1, 1),)) on ranks", call, x, (other, [S(1)]))
+    text = "options max_bytes=1002, donate=False"
+    refused(AgreementError, text, call, x, (four, [R]), max_bytes=1000 + 2 * (rank == 1))
+    fewer = {"w": x, "x": x} if rank == 3 else {"w": x}
+    refused(AgreementError, "[tensors: 1], rank 3 has [tensors: 2]", call, fewer, (four, [R]))
+    text = "by zero" if rank == 1 else "modulo by zero. Nothing has moved."
+    wrong = (lambda *_: 1 // 0) if rank == 1 else (four, [R])
+    refused((ZeroDivisionError, AgreementError), text, call, x, wrong)
     short = DTensor.from_local(torch.ones(2 + rank, 6), four, [S(0)], shape=(8, 6), stride=(6, 1))
     text = "gives a tensor of shape (8, 6)" if rank else "refused: ShapeError"
     refused((ShapeError, AgreementError), text, call, short, (four, [R]))
@@ -309,6 +359,11 @@ def refusals():
         y = made(full, low, [S(0)])
         refused(ArgumentError, "is not in the process group", call, y, (four, [R]), group=group)
         same(call(y, (low, [S(1)]), group=group), full, low, [S(1)])
+    else:
+        text = f"rank {rank} is not in the process group that was given"
+        refused(ArgumentError, text, call, x, (four, [R]), group=group)
+        refused(ArgumentError, text, interop.plan, x, (four, [R]), group=group)
+    refused(ArgumentError, "group must be a process group", call, x, (four, [R]), group=3)
     same(call(x, (four, [S(1)])), full, four, [S(1)])
 
 
@@ -436,7 +491,9 @@ def state_dicts():
 
     def model():
         torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(10, 7), torch.nn.Linear(7, 5))
+        made = torch.nn.Sequential(torch.nn.Linear(10, 7), torch.nn.Linear(7, 5))
+        made.register_buffer("scale", torch.tensor(2.0))
+        return made
 
     whole = model().state_dict()
     trained = model()
@@ -453,17 +510,21 @@ def state_dicts():
         "0.bias": (square, [R, S(0)]),
         "1.weight": (square, [R, S(1)]),
         "1.bias": (square, [R, R]),
+        "scale": (square, [R, R]),
     }
     moved = interop.reshard(trained.state_dict(), target)
     for name, (mesh, placements) in target.items():
         same(moved[name], whole[name], mesh, placements)
     straight = interop.reshard(trained.state_dict(), served.state_dict())
     served.load_state_dict(straight)
-    for name, value in served.state_dict().items():
-        same(value, whole[name], value.device_mesh, value.placements)
     back = interop.reshard(moved, trained.state_dict())
-    for name, value in trained.state_dict().items():
-        same(back[name], whole[name], value.device_mesh, value.placements)
+    for taken in (served.state_dict(), back):
+        for name, value in taken.items():
+            if name == "scale":
+                assert type(value) is torch.Tensor
+                assert value == 2
+            else:
+                same(value, whole[name], value.device_mesh, value.placements)
     trained.load_state_dict(back)
 
 
@@ -603,6 +664,7 @@ MOVES = [
     every_pair_of_one_dim,
     halves_of_a_job,
     trees,
+    whole_tensors,
     donated,
     sums,
     layouts_of_torch,

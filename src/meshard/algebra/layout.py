@@ -183,6 +183,8 @@ class Layout(HasDrawing):
         """Return the region of one piece."""
         if self._boxes is not None:
             return self._boxes[piece]
+        if self.piece_count <= _MANY:
+            return self.boxes[piece]
         place = self.coordinate(piece)
         return Box(
             tuple([c[i] for c, i in zip(self.cuts, place, strict=True)]),

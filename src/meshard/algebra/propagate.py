@@ -36,7 +36,7 @@ Placement = tuple[Split, ...]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # those that are kept are known by identity
 class Propagation:
     """What `propagate` finds.
 

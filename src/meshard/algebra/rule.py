@@ -78,12 +78,17 @@ class OpRule:
             ShapeError: if the shapes do not fit the rule or each other.
             RuleError: if a factor's size is not known.
         """
+        return _bound(self.text, tuple(shapes), tuple((sizes or {}).items()), op)
+
+    def _bind(
+        self, shapes: Sequence[tuple[int, ...]], sizes: Sequence[tuple[str, int]], op: str
+    ) -> BoundRule:
         spread = self._leading_dims(shapes, op)
         inputs = [
             _spread(term, len(shape), spread)
             for term, shape in zip(self.inputs, shapes, strict=True)
         ]
-        known = dict(sizes or {})
+        known = dict(sizes)
         for term, shape in zip(inputs, shapes, strict=True):
             for dim, size in zip(term, shape, strict=True):
                 # A plain dim shows its factor's size. One of size one may broadcast, so that any
@@ -167,7 +172,7 @@ def _spread(term: Term, ndim: int, spread: int) -> Term:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # those that are kept are known by identity
 class BoundRule:
     """A rule applied to shapes: each dim's factors, and each factor's size.
 
@@ -195,6 +200,14 @@ def _parse(text: str) -> OpRule:
     for token, at in _tokens(text):
         reader.take(token, at)
     return reader.rule()
+
+
+@lru_cache(maxsize=4096)
+def _bound(
+    text: str, shapes: tuple[tuple[int, ...], ...], sizes: tuple[tuple[str, int], ...], op: str
+) -> BoundRule:
+    """Apply a rule; operations meet the same shapes again and again."""
+    return _parse(text)._bind(shapes, sizes, op)
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:

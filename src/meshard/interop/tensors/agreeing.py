@@ -15,12 +15,19 @@ from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
+from meshard.algebra.arguments import shown
 from meshard.algebra.world import known_world
-from meshard.errors import AgreementError, ConfigError, ProcessLostError, TransportError
+from meshard.errors import (
+    AgreementError,
+    ArgumentError,
+    ConfigError,
+    ProcessLostError,
+    TransportError,
+)
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
 from meshard.interop.tensors.near import Calling, LostError, Near, calling, is_gone
-from meshard.interop.tensors.wanted import digest, group_ranks
+from meshard.interop.tensors.wanted import digest, group_ranks, shortened
 from meshard.mpi.launch import join
 
 
@@ -40,16 +47,28 @@ class Note:
     tied: tuple[int, ...] = ()
 
 
-def check_group(what: str) -> None:
-    """Refuse to go on without a process group.
+def check_group(what: str, group: Any = None) -> None:
+    """Refuse to go on without a process group that has this rank.
 
     Raises:
-        ConfigError: with what to call.
+        ArgumentError: if ``group`` is not a process group, or this rank is not in it.
+        ConfigError: if there is none at all, with what to call.
     """
     if not distributed.is_available() or not distributed.is_initialized():
         raise ConfigError(
             f"{what}: there is no process group. Call torch.distributed.init_process_group first, "
             "in a program started by torchrun."
+        )
+    if group is distributed.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError(
+            f"{what}: rank {distributed.get_rank()} is not in the process group that was given, "
+            "so it must not call. Only the ranks of a group call together."
+        )
+    if group is not None and not isinstance(group, distributed.ProcessGroup):
+        raise ArgumentError(
+            f"{what}: group must be a process group, as torch.distributed.new_group returns one, "
+            f"or None for that of the whole job, not {shown(group)} of type "
+            f"{type(group).__name__}."
         )
 
 
@@ -112,6 +131,7 @@ def agreed(notes: Sequence[Note], own: BaseException | None, group: Any, what: s
     refusing = [(r, n.refusal) for r, n in zip(ranks, notes, strict=True) if n.refusal is not None]
     if refusing:
         rank, why = refusing[0]
+        why = why if why.endswith((".", "!", "?")) else why + "."
         more = f" So did ranks {[r for r, _ in refusing[1:]]}." if refusing[1:] else ""
         raise AgreementError(f"{what}: rank {rank} refused: {why}{more} Nothing has moved.")
 
@@ -127,9 +147,9 @@ def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> N
     every = gathered(tuple(told), group, what)
     ranks, first = group_ranks(group), every[0]
     for rank, lines in zip(ranks, every, strict=True):
-        pairs = [(a, b) for a, b in zip(first, lines, strict=False) if a != b]
-        if pairs or len(lines) != len(first):
-            a, b = pairs[0] if pairs else (f"{len(first)} lines", f"{len(lines)} lines")
+        found = shortened(first, lines)
+        if found or len(lines) != len(first):
+            a, b = found or (f"tensors: {len(first) - 1}", f"tensors: {len(lines) - 1}")
             raise AgreementError(
                 f"{what}: the ranks were called with different arguments. Rank {ranks[0]} has "
                 f"[{a}], rank {rank} has [{b}]. Pass the same tree and targets on all ranks of the "
@@ -275,6 +295,7 @@ def initialize(group: Any = None) -> None:
         group: a process group of all ranks, over which they meet; None for the job's own.
 
     Raises:
+        ArgumentError: if ``group`` is not a process group, or does not have this rank.
         ConfigError: if there is no process group, it does not have all ranks, or meshard has been
             used already, unless these are its processes.
 
@@ -284,7 +305,7 @@ def initialize(group: Any = None) -> None:
     meshard.errors.ConfigError: initialize: there is no process group. Call torch.distributed...
     """
     what = "initialize"
-    check_group(what)
+    check_group(what, group)
     rank, count = distributed.get_rank(), distributed.get_world_size()
     if group_ranks(group) != tuple(range(count)):
         raise ConfigError(

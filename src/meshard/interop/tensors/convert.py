@@ -31,6 +31,7 @@ from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
 from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
 from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of, without_sums
+from meshard.interop.tensors.wanted import check_leaf
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
@@ -58,7 +59,8 @@ def to_meshard(x: Any, *, reduce: bool = False) -> Any:
         rank's process; that of a tensor is on this process's first device.
 
     Raises:
-        ArgumentError: if a tensor is sparse, quantized or not in the host's memory.
+        ArgumentError: if a tensor is sparse, quantized or not in the host's memory, or a leaf is a
+            module.
         ConfigError: if the processes of this job are not those of the process group.
         DtypeError: if NumPy and ml_dtypes do not have the dtype.
         ShapeError: if a local tensor does not have the shape that its placements say.
@@ -72,10 +74,14 @@ def to_meshard(x: Any, *, reduce: bool = False) -> Any:
     (dtype(bfloat16), (2, 3))
     """
     what = "to_meshard"
-    reduce = flag_of(reduce, what, "reduce")
+    return _arrays_of(x, flag_of(reduce, what, "reduce"), what)
+
+
+def _arrays_of(x: Any, reduce: bool, what: str) -> Any:
     leaves, structure = flatten_with_none(x)
     known: dict[int, Any] = {}
     for leaf in leaves:
+        check_leaf(leaf, what)
         if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
             known[id(leaf)] = _array_of(leaf, reduce, what)
     return unflatten(structure, [known.get(id(leaf), leaf) for leaf in leaves])
@@ -177,12 +183,13 @@ def check_world(world: RuntimeWorld, what: str) -> None:
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     if (world.process_index, len(world.processes)) == (rank, ranks):
         return
+    count = len(world.processes)
     raise ConfigError(
         f"{what}: PyTorch's job has {ranks} ranks, of which this is rank {rank}; meshard's has "
-        f"{len(world.processes)} processes, of which this is process {world.process_index}. Call "
-        "meshard.interop.torch.initialize() after init_process_group and before the first use of "
-        "meshard; or move DTensors with meshard.interop.torch.reshard, which needs no processes of "
-        "meshard's."
+        f"{count} process{'es' * (count != 1)}, of which this is process "
+        f"{world.process_index}. Call meshard.interop.torch.initialize() after init_process_group "
+        "and before the first use of meshard; or move DTensors with meshard.interop.torch.reshard, "
+        "which without map= needs no processes of meshard's."
     )
 
 
@@ -316,6 +323,8 @@ def _is_box(layout: Any, piece: int | None, place: Placed, rank: int) -> bool:
 
 def dtensor(local: Any, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Any:
     """Return the DTensor of local tensors that are laid out as placements say."""
+    if not shape and mesh.get_coordinate() is None:
+        local = local.new_empty(())  # PyTorch takes a shape without dims for none given
     stride = [math.prod([max(n, 1) for n in shape[i + 1 :]]) for i in range(len(shape))]
     if isinstance(placements, torch.distributed.tensor.Placement):
         placements = [placements]
@@ -389,21 +398,14 @@ def mapped(tree: Any, target: Any, map: KeyMap, what: str, **options: Any) -> di
         return to_sharding(mesh_of(mesh, what), placements, like.shape)
 
     reduce = options.pop("reduce")
-    arrays = to_meshard(tree, reduce=reduce)
+    arrays = _arrays_of(tree, reduce, what)
     moved = reshard_arrays(arrays, sharding, map=map, **options)
     found = {}
     for name, x in moved.items():
         made = from_meshard(x, *laid[name])
         # Replicas share memory between the processes of a host, and each rank's is its own here.
         local = made.to_local().clone(memory_format=torch.contiguous_format)
-        found[name] = DTensor.from_local(
-            local,
-            made.device_mesh,
-            made.placements,
-            run_check=False,
-            shape=made.shape,
-            stride=made.stride(),
-        )
+        found[name] = dtensor(local, made.device_mesh, made.placements, tuple(made.shape))
     return found
 
 
@@ -413,7 +415,11 @@ def _wanted(target: Any, what: str) -> Callable[[str, Any], tuple[Any, Any]]:
     def pair(given: Any, name: str) -> tuple[Any, Any]:
         if isinstance(given, DTensor):
             return given.device_mesh, given.placements
-        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], DeviceMesh):
+        if (
+            isinstance(given, (tuple, list))
+            and len(given) == 2
+            and isinstance(given[0], DeviceMesh)
+        ):
             mesh, placements = given
             return mesh, placements if isinstance(placements, (tuple, list)) else [placements]
         raise ArgumentError(

@@ -26,6 +26,7 @@ from meshard.interop.tensors.planning import Options, Planned, kept_plan, planne
 from meshard.interop.tensors.specs import mesh_of
 from meshard.interop.tensors.wanted import (
     Entry,
+    Everywhere,
     Goal,
     Listing,
     dtype_of,
@@ -66,7 +67,9 @@ def reshard(
             may pass None for the whole tree.
         target: a pair ``(device_mesh, placements)``, a DTensor that is laid out so, a tree of these
             that is a prefix of ``tree``, or a function of a tensor's name and shape that returns
-            one. None, in such a tree or from a function, leaves a tensor as it is.
+            one. A tensor that is not a DTensor, such as a buffer in the state of another module,
+            stands for itself: every rank gets it whole, as a tensor. None, in such a tree or from
+            a function, leaves a tensor as it is.
         max_bytes: the most bytes of buffers, half for what leaves a rank and half for what enters
             it; None for messages of at most 8 MiB to and from each other rank.
         donate: give up the memory of the source tensors, each as soon as it has arrived everywhere.
@@ -216,7 +219,7 @@ def plan(
     """
     what = "plan"
     options = Options(max_bytes, donate, False, dtype, reduce, group, None, what)
-    check_group(what)
+    check_group(what, group)
     listing, _ = options.reader().listed(tree)
     found = goals(listing, target, dtype, group, what)
     return planned(listing.entries, found, options, topology)[0]
@@ -238,7 +241,7 @@ class _Job:
 
     def run(self) -> Any:
         """Return the tree, moved."""
-        check_group(self._what)
+        check_group(self._what, self._group)
         known = known_ranks(self._group, self._what)
         with known.call():
             return self._run_with(known)
@@ -267,10 +270,11 @@ class _Job:
         ranks = frozenset(group_ranks(self._group))
         for entry, goal in zip(listing.entries, self._goals, strict=True):
             if goal is not None:
+                _check_elements(entry, self._what)
                 _check_ranks(entry.before, ranks, f"{self._what}: {entry.name}", "its mesh")
                 _check_ranks(goal.after, ranks, f"{self._what}: {entry.name}", "the target's mesh")
         self._locals = [self._local(entry) for entry in listing.entries]
-        fixed = (options.max_bytes, options.donate, options.reduce, options.near)
+        fixed = [(x, getattr(options, x)) for x in ("max_bytes", "donate", "reduce", "near")]
         self._told = lines(listing, self._goals, fixed)
         note = note_of(self._told, _tied(listing, self._locals))
         key = note.digest, group_ranks(self._group)
@@ -302,19 +306,22 @@ class _Job:
     def _informed(self, notes: Sequence[Note]) -> list[Note]:
         """Tell ranks without a tree what the others are about to do."""
         ranks = group_ranks(self._group)
-        holder = next((r for r, n in zip(ranks, notes, strict=True) if n.digest is not None), None)
+        holders = [r for r, n in zip(ranks, notes, strict=True) if n.digest is not None]
         own: BaseException | None = None
         given = [self._listing]
         note = notes[ranks.index(distributed.get_rank())]
-        if holder is not None:
-            distributed.broadcast_object_list(given, src=holder, group=self._group)
+        if holders:
+            distributed.broadcast_object_list(given, src=holders[0], group=self._group)
         try:
-            if holder is None:
+            if not holders:
                 raise ArgumentError(f"{self._what}: every rank has passed None for the tree.")
+            listing = self._listing or given[0]
+            assert listing is not None
             if self._listing is None:
-                self._listing = given[0]
-                assert self._listing is not None
-                self._check_absent(self._listing)
+                self._check_absent(listing)
+            listing = listing.held_by(tuple(holders))
+            if listing is not self._listing:
+                self._listing = listing
                 note = self._prepare()
         except Exception as error:  # told to the others, and raised when they know
             own, note = error, Note(f"{type(error).__name__}: {error}", b"")
@@ -457,6 +464,8 @@ class _Job:
         local = self._locals[tied[number]] if travel is None else travel.result
         if local is None:
             local = torch.empty(0, dtype=dtype_of(goal.dtype), device=_device(goal.mesh))
+        if isinstance(goal.mesh, Everywhere):
+            return local
         assert self._listing is not None
         shape = self._listing.entries[number].shape
         return dtensor(local, goal.mesh, goal.placements, shape)
@@ -496,6 +505,20 @@ def _alike(a: Goal | None, b: Goal | None) -> bool:
     if a is None or b is None:
         return False
     return (a.after, a.dtype) == (b.after, b.dtype)
+
+
+def _check_elements(entry: Entry, what: str) -> None:
+    """Refuse a tensor without elements.
+
+    Raises:
+        ArgumentError: with where they come from.
+    """
+    if entry.device == "meta":
+        raise ArgumentError(
+            f"{what}: {entry.name} is on the meta device and has no elements to move. Make it by "
+            "module.to_empty(device=...) and load its weights first; meshard.interop.torch.plan "
+            "takes it as it is."
+        )
 
 
 def _check_ranks(place: Placed, ranks: frozenset[int], what: str, whose: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, final
 
 from meshard.algebra.arguments import shown
-from meshard.errors import ArgumentError, TreeError
+from meshard.errors import ArgumentError, ShardingError, TreeError
 from meshard.interop.tensors.bits import torch_dtype
 from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed
@@ -24,7 +24,19 @@ from meshard.runtime.trees.trees import children_of, flatten_with_accessors
 from meshard.runtime.trees.trees import leaves as leaves_of
 
 Target = Any
-"""A pair of mesh and placements, a DTensor that is laid out so, or None."""
+"""A pair of mesh and placements, a tensor that is laid out so, or None."""
+
+
+@final
+@dataclass(frozen=True)
+class Everywhere:
+    """What takes the place of a mesh for a tensor that is not a DTensor: every rank has it whole.
+
+    Attributes:
+        device_type: the kind of device that it is on.
+    """
+
+    device_type: str
 
 
 @final
@@ -68,7 +80,7 @@ class Goal:
     Attributes:
         after: how it is to be laid out.
         dtype: the dtype that it is to have.
-        mesh: PyTorch's mesh, of this process.
+        mesh: PyTorch's mesh, of this process; `Everywhere` if the result is no DTensor.
         placements: its placements.
     """
 
@@ -85,6 +97,33 @@ class Listing:
 
     structure: Any
     entries: tuple[Entry, ...]
+
+    def held_by(self, ranks: tuple[int, ...]) -> Listing:
+        """Return it for a job in which only some ranks have the tree, and so the plain tensors."""
+        if all(entry.distributed for entry in self.entries):
+            return self
+        found = [
+            entry if entry.distributed else replace(entry, before=_whole(entry.shape, ranks))
+            for entry in self.entries
+        ]
+        return Listing(self.structure, tuple(found))
+
+
+def check_leaf(x: Any, what: str) -> None:
+    """Refuse what has tensors in it that no tree shows.
+
+    Raises:
+        ArgumentError: with what to pass instead.
+    """
+    if isinstance(x, (torch.nn.Module, torch.optim.Optimizer)):
+        raise ArgumentError(
+            f"{what}: a {type(x).__name__} is not a tree of tensors. Pass its state_dict()."
+        )
+    if isinstance(x, Iterator):
+        raise ArgumentError(
+            f"{what}: a {type(x).__name__} is not a tree of tensors. Pass a dict of them, as "
+            "module.state_dict() returns it, or a list."
+        )
 
 
 def dtype_of(name: str) -> Any:
@@ -116,10 +155,12 @@ class Reader:
         """Return the description of a tree, and its leaves.
 
         Raises:
-            ArgumentError: if a tensor is sparse or quantized.
+            ArgumentError: if a tensor is sparse or quantized, or a leaf is a module.
             ShardingError: if a DTensor is ``Partial``, and it is not to be reduced.
         """
         accessors, leaves, structure = flatten_with_accessors(tree)
+        for leaf in leaves:
+            check_leaf(leaf, self.what)
         names = leaf_names(accessors)
         entries = [
             self._entry(number, names[number], accessor.codify(""), leaf)
@@ -130,16 +171,15 @@ class Reader:
 
     def _entry(self, number: int, name: str, path: str, x: Any) -> Entry:
         what = f"{self.what}: {name}" if path else self.what
-        if x.is_quantized or x.layout is not torch.strided:
+        if x.is_quantized or x.is_nested or x.layout is not torch.strided:
             raise ArgumentError(
-                f"{what}: the tensor is sparse or quantized ({x.layout}, {x.dtype}), and only "
-                "dense tensors move. Pass x.to_dense(), or x.int_repr() and its scales."
+                f"{what}: the tensor is sparse, nested or quantized ({x.layout}, {x.dtype}), and "
+                "only dense tensors move. Pass x.to_dense(), x.to_padded_tensor(0), or "
+                "x.int_repr() and its scales."
             )
         shape, dtype, device = tuple(x.shape), dtype_name(x.dtype), x.device.type
         if not isinstance(x, DTensor):
-            ranks = group_ranks(self.group)
-            uncut = tuple([()] * len(shape))
-            before = Placed(shape, ranks, (len(ranks),), ("ranks",), uncut, "tensor")
+            before = _whole(shape, group_ranks(self.group))
             return Entry(number, name, path, shape, dtype, before, False, False, device)
         partial = is_partial(x)
         if partial and self.reduce:
@@ -148,6 +188,11 @@ class Reader:
         else:
             before = placed_of(x, what, group_ranks(self.group))
         return Entry(number, name, path, shape, dtype, before, partial, True, device)
+
+
+def _whole(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placed:
+    """Return how a tensor is laid out that each of some ranks has whole."""
+    return Placed(shape, ranks, (len(ranks),), ("ranks",), tuple([()] * len(shape)), "tensor")
 
 
 @lru_cache(maxsize=64)
@@ -172,6 +217,7 @@ def goals(listing: Listing, target: Any, dtype: Any, group: Any, what: str) -> l
         ArgumentError: if a target is not one.
         TreeError: if the tree of targets is not a prefix of the tree.
         ShapeError: if a dim that is to be cut does not exist.
+        ShardingError: if a target is ``Partial``.
     """
     wanted = None if dtype is None else torch_dtype(dtype, what)
     every = _targets(listing, target, what)
@@ -186,8 +232,19 @@ def goals(listing: Listing, target: Any, dtype: Any, group: Any, what: str) -> l
                 )
             found.append(None)
             continue
+        if isinstance(given, torch.Tensor) and not isinstance(given, DTensor):
+            kind = entry.device if given.device.type == "meta" else given.device.type
+            whole = _whole(entry.shape, group_ranks(group))
+            found.append(Goal(whole, _cast(entry.dtype, wanted), Everywhere(kind), ()))
+            continue
         mesh, placements = _pair(given, entry, what)
         text = f"{what}: {entry.name}" if entry.path else what
+        for dim, placement in enumerate(placements):
+            if isinstance(placement, torch.distributed.tensor.Partial):
+                raise ShardingError(
+                    f"{text}: by the target's {placement} on mesh dim {dim} each rank would hold a "
+                    "part of a sum. Give Replicate() or Shard(dim) there."
+                )
         after = placed(entry.shape, mesh, placements, text, ranks=group_ranks(group))
         found.append(Goal(after, _cast(entry.dtype, wanted), mesh, tuple(placements)))
     return found
@@ -207,10 +264,13 @@ def _kind(dtype: Any) -> str:
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
 
 
+def is_pair(x: Any) -> bool:
+    """Whether a value is a mesh and placements."""
+    return isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[0], DeviceMesh)
+
+
 def _is_target(x: Any) -> bool:
-    return isinstance(x, DTensor) or (
-        isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], DeviceMesh)
-    )
+    return isinstance(x, torch.Tensor) or is_pair(x)
 
 
 def _targets(listing: Listing, target: Any, what: str) -> Callable[[Entry], Target]:
@@ -222,6 +282,7 @@ def _targets(listing: Listing, target: Any, what: str) -> Callable[[Entry], Targ
         )
     if _is_target(target):
         return lambda entry: target
+    check_leaf(target, what)
     if callable(target):
         return lambda entry: target(entry.name, torch.Size(entry.shape))
     tree = listing.structure.unflatten(range(listing.structure.num_leaves))
@@ -248,10 +309,16 @@ def _spread(target: Any, tree: Any, path: str, found: dict[int, Target], what: s
     mine, theirs = children_of(target), children_of(tree)
     keys = [None if x is None else {key for key, _ in x} for x in (mine, theirs)]
     if mine is None or theirs is None or keys[0] != keys[1]:
-        at = path or "the tree"
+        if not path:
+            raise TreeError(
+                f"{what}: target is {_told(target, mine)}, and the tree of tensors is "
+                f"{_told(tree, theirs)}. Give a pair (device_mesh, placements) for all tensors, a "
+                "tree of pairs that is a prefix of the tree of tensors, or a function of a name "
+                "and a shape that returns a pair."
+            )
         raise TreeError(
-            f"{what}: the tree of targets must be a prefix of the tree of tensors, but at {at} the "
-            f"one has {_told(target, mine)}, and the other {_told(tree, theirs)}."
+            f"{what}: the tree of targets must be a prefix of the tree of tensors, but at {path} "
+            f"it has {_told(target, mine)}, where the tree of tensors has {_told(tree, theirs)}."
         )
     below = dict(theirs)
     for key, child in mine:
@@ -260,8 +327,12 @@ def _spread(target: Any, tree: Any, path: str, found: dict[int, Target], what: s
 
 def _told(node: Any, children: Any) -> str:
     if children is None:
-        return f"a {type(node).__name__}"
-    return "the keys " + ", ".join([str(key) for key, _ in children][:6])
+        return "a tensor" if isinstance(node, int) else f"a {type(node).__name__}"
+    keys = [str(key) for key, _ in children]
+    if not keys:
+        return f"an empty {type(node).__name__}"
+    more = ", ..." if len(keys) > 6 else ""
+    return f"a {type(node).__name__} with the keys {', '.join(keys[:6])}{more}"
 
 
 def _pair(given: Any, entry: Entry, what: str) -> tuple[Any, Sequence[Any]]:
@@ -271,7 +342,7 @@ def _pair(given: Any, entry: Entry, what: str) -> tuple[Any, Sequence[Any]]:
         raise ArgumentError(
             f"{what}: the target of {entry.name} is {shown(given)} of type {type(given).__name__}; "
             "give a pair (device_mesh, placements), such as (mesh, [Shard(0)]), a DTensor that is "
-            "laid out so, or None."
+            "laid out so, a tensor to have it whole on every rank, or None."
         )
     mesh, placements = given
     if not isinstance(placements, (tuple, list)):
@@ -282,9 +353,11 @@ def _pair(given: Any, entry: Entry, what: str) -> tuple[Any, Sequence[Any]]:
 # what is compared
 
 
-def lines(listing: Listing, found: Sequence[Goal | None], options: Sequence[object]) -> list[str]:
-    """Return what all ranks must agree on, a line for each tensor."""
-    told = [f"options {tuple(options)}"]
+def lines(
+    listing: Listing, found: Sequence[Goal | None], options: Sequence[tuple[str, object]]
+) -> list[str]:
+    """Return what all ranks must agree on, a line for each tensor; see `shortened`."""
+    told = ["options " + ", ".join([f"{name}={value}" for name, value in options])]
     for entry, goal in zip(listing.entries, found, strict=True):
         after = "stays" if goal is None else f"{_laid(goal.after)} {goal.dtype}"
         told.append(
@@ -296,7 +369,22 @@ def lines(listing: Listing, found: Sequence[Goal | None], options: Sequence[obje
 
 @lru_cache(maxsize=1 << 12)
 def _laid(place: Placed) -> str:
-    return f"{place.text} {place.steps} on ranks {place.ranks} as {place.sizes}"
+    return f"{place.text}{_FINE}{place.steps}{_FINE} on ranks {place.ranks} as {place.sizes}"
+
+
+_FINE = "\v"
+"""Between two of these is what readers need only if nothing else differs."""
+
+
+def shortened(told: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+    """Return the first lines that differ, as they are shown; None if none does."""
+    pairs = [(a, b) for a, b in zip(told, other, strict=False) if a != b]
+    if not pairs:
+        return None
+    short = [_FINE.join(line.split(_FINE)[::2]).replace(_FINE, "") for line in pairs[0]]
+    if short[0] == short[1]:
+        short = [line.replace(_FINE, " ").replace("  ", " ") for line in pairs[0]]
+    return short[0], short[1]
 
 
 def digest(told: Sequence[str]) -> bytes:

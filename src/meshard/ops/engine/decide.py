@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise, repeat
 from typing import Any, final
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import balanced_cuts
+from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Placement, Propagation, Split, propagate
 from meshard.algebra.rule import BoundRule, Dim, OpRule
 from meshard.algebra.sharding import NamedSharding, device_tensor
@@ -36,7 +37,7 @@ from meshard.ops.engine.decision import (
     KernelDtypes,
 )
 from meshard.ops.engine.each import each_row
-from meshard.ops.engine.operand_mesh import OperandMesh, way_to
+from meshard.ops.engine.operand_mesh import SMALL, OperandMesh, way_to
 from meshard.ops.engine.reduction import Partials, Scatter, plan_reduction
 from meshard.ops.row import REGISTRY, Dtype, MoveOp, Op, Operand, Params
 from meshard.plan.move.part import Part
@@ -141,11 +142,16 @@ def lasting_rule(op: Op, types: Sequence[Type], params: Params) -> BoundRule:
     Raises:
         ShapeError: if the shapes do not fit the rule.
     """
-    rule = bound_rule(op, types, params)
+    return _lasting(bound_rule(op, types, params), op.partial is None, op.local is None)
+
+
+@lru_cache(maxsize=4096)
+def _lasting(rule: BoundRule, contracted: bool, unread: bool) -> BoundRule:
+    """Return a rule in which also contracted factors are whole, or those that only results have."""
     whole = rule.whole
-    if op.partial is None:
+    if contracted:
         whole |= rule.sizes.keys() - rule.kept
-    if op.local is None:
+    if unread:
         whole |= rule.sizes.keys() - {f for term in rule.inputs for dim in term for f in dim}
     if whole == rule.whole:
         return rule
@@ -185,9 +191,23 @@ def _propagated(
     weights = [0 if t is None else t.nbytes for t in arrays]
     if leading is not None:  # heavier than all others together
         weights[leading] = sum(weights) + 1
-    wanted = [mesh.preferred(s, rule.output_shape(i)) for i, s in enumerate(preferred)]
-    placements = [mesh.placement(t) for t in arrays]
-    return propagate(rule, placements, mesh.mesh.shape, weights, wanted)
+    wanted = tuple([mesh.preferred(s, rule.output_shape(i)) for i, s in enumerate(preferred)])
+    placements = tuple([mesh.placement(t) for t in arrays])
+    if mesh.mesh.size > SMALL:
+        return propagate(rule, placements, mesh.mesh.shape, weights, wanted)
+    return _propagation(rule, placements, mesh.mesh.shape_tuple, tuple(weights), wanted)
+
+
+@lru_cache(maxsize=2048)
+def _propagation(
+    rule: BoundRule,
+    placements: tuple[Placement | None, ...],
+    axes: tuple[tuple[str, int], ...],
+    weights: tuple[int, ...],
+    wanted: tuple[Placement | None, ...],
+) -> Propagation:
+    """Return how factors are split: operations of one rule meet operands that lie alike."""
+    return propagate(rule, placements, dict(axes), weights, wanted)
 
 
 @final
@@ -206,23 +226,34 @@ class _Places:
     shards: Mapping[str, int]
     at: Mapping[str, NDArray[np.int64]]
     bounds: Mapping[str, tuple[Any, Any]]
+    _pieces: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
+    _elements: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def pieces(self, term: Sequence[Dim]) -> tuple[int, ...]:
         """Return the number of the piece that each cell reads or gives.
 
         The cells of the factors that split an operand, in C order, are the pieces of its layout.
         """
-        piece = np.zeros(self.count, np.int64)
-        for factor in (f for dim in term for f in dim if f in self.at):
-            piece = piece * self.shards[factor] + self.at[factor]
-        return tuple(piece.tolist())
+        factors = tuple([f for dim in term for f in dim if f in self.at])
+        found = self._pieces.get(factors)
+        if found is None:
+            piece = np.zeros(self.count, np.int64)
+            for factor in factors:
+                piece = piece * self.shards[factor] + self.at[factor]
+            found = self._pieces[factors] = tuple(piece.tolist())
+        return found
 
     def elements(self, term: Sequence[Dim]) -> int:
         """Return how many elements all cells together read or give."""
-        spans = [self.bounds[f][1] - self.bounds[f][0] for dim in term for f in dim]
-        return int(np.sum(reduce(operator.mul, spans, np.ones(self.count, np.int64))))
+        factors = tuple([f for dim in term for f in dim])
+        found = self._elements.get(factors)
+        if found is None:
+            spans = [self.bounds[f][1] - self.bounds[f][0] for f in factors]
+            whole = np.ones(self.count, np.int64)
+            found = self._elements[factors] = int(np.sum(reduce(operator.mul, spans, whole)))
+        return found
 
-    @property
+    @cached_property
     def volume(self) -> int:
         """The most factor positions that a cell holds, or somewhat more if cuts are uneven."""
         if not self.count:
@@ -244,6 +275,37 @@ class _Places:
             own = {f: (start, stop) for f, (start, stop) in zip(self.bounds, spans, strict=True)}
             sizes = {f: stop - start for f, (start, stop) in own.items()}
             yield op.local(params, own, tuple(math.prod(sizes[f] for f in dim) for dim in term))
+
+
+def _places(rule: BoundRule, found: Propagation, mesh: Mesh | None, process: int) -> _Places:
+    """Return the cells that a process has devices for; all of them if it is alone, without mesh."""
+    factors, reduced = found.factors, found.reduced
+    # The contracted factors come last.
+    names = [*(f for f in rule.sizes if f in factors and f not in reduced), *reduced]
+    shards = {f: factors[f].shards for f in names}
+    numbers = np.arange(math.prod(shards.values()))
+    if mesh is not None:
+        held = (_processes(mesh, [factors[f].axes for f in names]) == process).any(axis=-1)
+        numbers = np.flatnonzero(held)
+    at: dict[str, NDArray[np.int64]] = {}
+    rest = numbers
+    for f in reversed(names):
+        rest, at[f] = np.divmod(rest, shards[f])
+    bounds: dict[str, tuple[Any, Any]] = {f: (0, n) for f, n in rule.sizes.items()}
+    for f in names:
+        cuts = np.array(factors[f].cuts)
+        bounds[f] = cuts[at[f]], cuts[at[f] + 1]
+    return _Places(len(numbers), shards, at, bounds)
+
+
+_kept_places = lru_cache(maxsize=2048)(_places)
+
+
+def _processes(mesh: Mesh, axes: Sequence[tuple[str, ...]]) -> Any:
+    """Return the processes of the devices of each cell."""
+    tensor = device_tensor(mesh.device_ids, mesh.axis_names, axes)
+    process = {d.id: d.process_index for d in mesh.flat_devices}
+    return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
 
 
 @final
@@ -351,19 +413,12 @@ class _Kernel:
 
     # the runs of the kernel
 
-    @cached_property
-    def names(self) -> list[str]:
-        """The factors that runs are cut along, the contracted ones last."""
-        split = self.found.factors
-        reduced = self.found.reduced
-        return [*(f for f in self.rule.sizes if f in split and f not in reduced), *reduced]
-
     def _cells(self, outputs: Sequence[ArrayType]) -> Cells:
         """Return the runs that fall to this process."""
         # Every result of a run is the same piece, so all must be split over the same factors.
         count = outputs[0].layout.piece_count
         assert all(t.layout.piece_count == count for t in outputs), self.op.name
-        rule, places = self.rule, self._places()
+        rule, places = self.rule, self._places
         reduced = [(f,) for f in self.found.reduced]
         itemsizes = [0 if t is None else t.dtype.itemsize for t in self.arrays]
         itemsizes.append(outputs[0].dtype.itemsize)
@@ -388,37 +443,15 @@ class _Kernel:
                 places.elements(term) * n for term, n in zip(terms, itemsizes, strict=True) if n
             ),
             volume=places.volume,
-            single=all(self.found.factors[f].shards == 1 for f in self.names),
+            single=all(n == 1 for n in places.shards.values()),
         )
 
+    @property
     def _places(self) -> _Places:
-        """Return the cells that this process has devices for."""
-        factors, names = self.found.factors, self.names
-        shards = {f: factors[f].shards for f in names}
-        numbers = np.arange(math.prod(shards.values()))
-        processes = self._processes()
-        if processes is not None:
-            held = (processes == self.world.process_index).any(axis=-1)
-            numbers = np.flatnonzero(held)
-        at: dict[str, NDArray[np.int64]] = {}
-        rest = numbers
-        for f in reversed(names):
-            rest, at[f] = np.divmod(rest, shards[f])
-        bounds: dict[str, tuple[Any, Any]] = {f: (0, n) for f, n in self.rule.sizes.items()}
-        for f in names:
-            cuts = np.array(factors[f].cuts)
-            bounds[f] = cuts[at[f]], cuts[at[f] + 1]
-        return _Places(len(numbers), shards, at, bounds)
-
-    def _processes(self) -> Any:
-        """Return the processes of the devices of each cell; None if this world is alone."""
-        if self.world.process_count == 1:
-            return None
-        mesh = self.meets.mesh
-        axes = [self.found.factors[f].axes for f in self.names]
-        tensor = device_tensor(mesh.device_ids, mesh.axis_names, axes)
-        process = {d.id: d.process_index for d in mesh.flat_devices}
-        return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
+        """The cells that this process has devices for."""
+        mesh = None if self.world.process_count == 1 else self.meets.mesh
+        asked = self.rule, self.found, mesh, self.world.process_index
+        return (_places if self.meets.mesh.size > SMALL else _kept_places)(*asked)
 
     # partial results
 

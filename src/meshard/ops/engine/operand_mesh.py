@@ -25,9 +25,32 @@ from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
+SMALL = 256
+"""Up to so many devices it is kept how factors and placements lie on a mesh."""
+_MOST = 64
+"""How many shardings are kept with a mesh."""
+
 
 def named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
-    """Return the simplest sharding with this placement: even if it is, or by a named rule."""
+    """Return the simplest sharding with this placement: even if it is, or by a named rule.
+
+    The same placement on the same small mesh gives the same object, which knows its layouts.
+    """
+    if mesh.size > SMALL:
+        return _named_sharding(mesh, placement, memory_kind)
+    known: dict[Any, NamedSharding] = vars(mesh).setdefault("_placed", {})
+    key = placement, memory_kind
+    # Simulated processes share meshes: another thread may clear between two lookups.
+    found = known.get(key)
+    if found is None:
+        found = _named_sharding(mesh, placement, memory_kind)
+        if len(known) >= _MOST:
+            known.clear()
+        known[key] = found
+    return found
+
+
+def _named_sharding(mesh: Mesh, placement: Placement, memory_kind: str | None) -> NamedSharding:
     entries: list[tuple[str, ...]] = [s.axes for s in placement]
     while entries and not entries[-1]:
         entries.pop()
