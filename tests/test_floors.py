@@ -100,8 +100,7 @@ CATCHES_ALL: dict[str, str] = {
     "resilience/feeding/serve.py:go_on": "told to the job that asked, and raised there",
     "transforms/body/members.py:_run": "raised in the thread that waits for the run",
     "runtime/simulated.py:body": "raised in the caller's thread",
-    "interop/tensors/reshard.py:_run_with": "told to the other ranks, and raised when they know",
-    "interop/tensors/reshard.py:_informed": "told to the other ranks, and raised when they know",
+    "interop/tensors/agreeing.py:checked_by_all": "told to the others, raised when they know",
     "mpi/launch.py:_made": "the job is aborted, since the other processes wait for this one",
 }
 # A module that names a higher floor in a string: "plan/steps.py" -> why.

@@ -236,7 +236,7 @@ def test_one_rank(one):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["agreeing", "bits", "convert", "placed", "reshard"])
+@pytest.mark.parametrize("name", ["agreeing", "bits", "casting", "convert", "placed", "reshard"])
 def test_examples_of_docstrings(name):
     module = importlib.import_module(f"meshard.interop.tensors.{name}")
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)

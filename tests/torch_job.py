@@ -574,6 +574,102 @@ def leaving():
     assert len(os.listdir("/proc/self/map_files")) < pages + 40
 
 
+def buffers():
+    """Parts in buffers, between any two meshes, by the signature of PyTorch's RFC."""
+    draw, known, rank = random.Random(11), meshes(), dist.get_rank()
+    for number in range(60):
+        shape = [draw.choice([1, 3, 5, 8, 9, 64]) for _ in range(draw.choice([0, 1, 2, 3]))]
+        before, after = draw.choice(known), draw.choice(known)
+        if number % 10 == 0:
+            before, after, shape = known[0], known[1], [1 << 10, 1 << 9]
+        given = some_placements(draw, before, len(shape)) if shape else [R] * before.ndim
+        wanted = some_placements(draw, after, len(shape)) if shape else [R] * after.ndim
+        holds, gets = before.get_coordinate() is not None, after.get_coordinate() is not None
+        one = draw.random() < 0.5 or {*before.mesh.flatten().tolist()} & {
+            *after.mesh.flatten().tolist()
+        }
+        dtypes = torch.float32, torch.float32 if one else torch.bfloat16
+        full = values(shape, torch.float32, number)
+        old, new = cut(full, before, given), cut(full.to(dtypes[1]), after, wanted)
+        rest = 3
+        buf = torch.full((max(old.numel(), new.numel()) + rest,), 7, dtype=dtypes[not holds])
+        if holds:
+            buf[: old.numel()] = old.reshape(-1)
+        kept = buf.clone()
+        interop.mxn_cast(buf, old.shape, before, given, new.shape, after, wanted)
+        size = new.numel() if gets else 0
+        assert torch.equal(bits(buf[:size]), bits(new)[: size * buf.element_size()]), number
+        assert torch.equal(buf[size:], kept[size:]), number
+    four, square = known[:2]
+    buf = torch.zeros(6)
+    call, sizes = interop.mxn_cast, ((2, 3), four, [S(0)])
+    refused(ArgumentError, "holds 3 of type int", call, buf, *sizes, (8, 3), four, [3])
+    refused(
+        ArgumentError,
+        "buf has 6 elements, and this rank's part has 24",
+        call,
+        buf,
+        *sizes,
+        (8, 3),
+        four,
+        [R],
+    )
+    refused(
+        ArgumentError, "has strides (2,)", call, torch.zeros(12)[::2], *sizes, (2, 3), four, [S(0)]
+    )
+    refused(
+        ArgumentError, "must be a tensor of this rank", call, None, *sizes, (2, 3), four, [S(0)]
+    )
+    refused(ArgumentError, "dst_mesh must be a torch", call, buf, *sizes, (2, 3), 4, [S(0)])
+    refused(ArgumentError, "src_local_shape must be a shape", call, buf, 6, *sizes[1:], *sizes)
+    refused(
+        ShapeError,
+        "rank 1 gave dst_local_shape=(1, 3), but by [S(0)]",
+        call,
+        buf,
+        *sizes,
+        (1 + (rank == 0), 3),
+        four,
+        [S(0)],
+    )
+    refused(
+        ShapeError,
+        "of shape (8, 3), and those of dst_mesh of one of shape (8, 2)",
+        call,
+        buf,
+        *sizes,
+        (2, 2),
+        four,
+        [S(0)],
+    )
+    if rank == 2:
+        refused(ArgumentError, "buf has 2 elements", call, buf[:2], *sizes, *sizes)
+    else:
+        refused(
+            AgreementError,
+            "mxn_cast: rank 2 refused: ArgumentError: mxn_cast: buf has 2",
+            call,
+            buf,
+            *sizes,
+            *sizes,
+        )
+    half = buf.to(torch.float16) if rank == 3 else buf
+    refused(
+        ArgumentError, "are of float16 (rank 3) and float32 (rank 2)", call, half, *sizes, *sizes
+    )
+    refused(
+        ShardingError,
+        "says that each rank holds a part",
+        call,
+        buf,
+        (2, 3),
+        square,
+        [Partial(), S(0)],
+        *sizes,
+    )
+    call(buf, *sizes, *sizes)
+
+
 # arrays over the same memory
 
 
@@ -680,6 +776,7 @@ MOVES = [
     state_dicts,
     strangers,
     leaving,
+    buffers,
 ]
 ARRAYS = [same_memory, arrays_as_asked, mapped]
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from meshard.algebra.boundary import bound_all
 from meshard.interop.tensors.agreeing import initialize
+from meshard.interop.tensors.casting import mxn_cast
 from meshard.interop.tensors.convert import from_meshard, to_meshard, to_sharding
 from meshard.interop.tensors.reshard import plan, redistribute, reshard
 
 __all__ = [
     "from_meshard",
     "initialize",
+    "mxn_cast",
     "plan",
     "redistribute",
     "reshard",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -24,9 +24,10 @@ from meshard.errors import (
     ProcessLostError,
     TransportError,
 )
+from meshard.interop.tensors.carrying import LostError
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
-from meshard.interop.tensors.near import Calling, LostError, Near, calling, is_gone
+from meshard.interop.tensors.near import Calling, Near, calling, is_gone
 from meshard.interop.tensors.wanted import digest, group_ranks, shortened
 from meshard.mpi.launch import join
 
@@ -34,16 +35,14 @@ from meshard.mpi.launch import join
 @final
 @dataclass(frozen=True)
 class Note:
-    """What one rank tells the others.
+    """What one rank tells the others, if it goes on.
 
     Attributes:
-        refusal: why it does not go on; None if it does.
         digest: what it is about to do; None if it has no tree, and does not know.
         tied: for each tensor the first one of the same memory here; -1 if nothing of it is here.
     """
 
-    refusal: str | None
-    digest: bytes | None
+    digest: bytes | None = None
     tied: tuple[int, ...] = ()
 
 
@@ -119,21 +118,29 @@ def _passed(words: bytes, size: int, count: int, group: Any) -> list[bytes]:
     return [x.cpu().numpy().tobytes() for x in found]
 
 
-def agreed(notes: Sequence[Note], own: BaseException | None, group: Any, what: str) -> None:
-    """Raise on all ranks if one of them has refused.
+def checked_by_all(check: Callable[[], Any], group: Any, what: str) -> list[Any]:
+    """Return what a check returns on each rank, or raise on all ranks if it raises on one.
 
     Raises:
-        AgreementError: naming the ranks; on these, what they have refused with.
+        AgreementError: on ranks on which it has returned; it names those on which it has not.
     """
+    own: BaseException | None = None
+    value = refusal = None
+    try:
+        value = check()
+    except Exception as error:  # told to the other ranks, and raised when they know
+        own, refusal = error, f"{type(error).__name__}: {error}"
+    every = gathered((refusal, value), group, what)
     if own is not None:
         raise own
     ranks = group_ranks(group)
-    refusing = [(r, n.refusal) for r, n in zip(ranks, notes, strict=True) if n.refusal is not None]
+    refusing = [(rank, why) for rank, (why, _) in zip(ranks, every, strict=True) if why is not None]
     if refusing:
         rank, why = refusing[0]
         why = why if why.endswith((".", "!", "?")) else why + "."
         more = f" So did ranks {[r for r, _ in refusing[1:]]}." if refusing[1:] else ""
         raise AgreementError(f"{what}: rank {rank} refused: {why}{more} Nothing has moved.")
+    return [value for _, value in every]
 
 
 def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> None:
@@ -159,7 +166,7 @@ def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> N
 
 def note_of(told: Sequence[str], tied: Sequence[int]) -> Note:
     """Return the note of a rank that goes on."""
-    return Note(None, digest(told), tuple(tied))
+    return Note(digest(told), tuple(tied))
 
 
 # who the ranks are

@@ -7,17 +7,92 @@ buffer, together with all boxes of the same peer that fit into a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.errors import ProcessLostError
-from meshard.interop.tensors.agreeing import Ranks, lost
-from meshard.interop.tensors.boxed import Boxed, length, parts, portions
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory
+from meshard.runtime.memory.slabs import slabs
 
 MOST = 8 << 20
 """Bytes of a message if memory is not limited: large enough that its start does not count."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Boxed:
+    """A box of a tensor, and the dtype in which it travels."""
+
+    view: Any
+    dtype: Any
+
+    @property
+    def key(self) -> Any:
+        """A value that two boxes share if they are of the same elements."""
+        view = self.view
+        return view.data_ptr(), view.shape, view.stride(), view.dtype, self.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it on the wire."""
+        return int(self.view.numel() * self.dtype.itemsize)
+
+    def cut(self, most: int) -> Iterator[Boxed]:
+        """Yield it in slabs of at most that many bytes on the wire."""
+        own = most * self.view.element_size() // self.dtype.itemsize
+        for view in slabs(self.view, max(own, self.view.element_size())):
+            yield Boxed(view, self.dtype)
+
+
+def portions(boxes: Sequence[Boxed], most: int) -> Iterator[list[Boxed]]:
+    """Cut boxes into slabs, and put these into portions of at most that many bytes."""
+    portion: list[Boxed] = []
+    size = 0
+    for box in boxes:
+        for slab in box.cut(most):
+            if portion and size + slab.nbytes > most:
+                yield portion
+                portion, size = [], 0
+            portion.append(slab)
+            size += slab.nbytes
+    if portion:
+        yield portion
+
+
+def ends(boxes: Sequence[Boxed]) -> Iterator[tuple[int, int]]:
+    """Yield where each box is in a buffer: behind the one before, where its elements may begin."""
+    at = 0
+    for box in boxes:
+        at = -(-at // box.dtype.itemsize) * box.dtype.itemsize
+        yield at, at + box.nbytes
+        at += box.nbytes
+
+
+def parts(boxes: Sequence[Boxed], bits: Any) -> Iterator[tuple[Boxed, Any]]:
+    """Yield each box with its part of a buffer, in its dtype on the wire and its shape."""
+    for box, (start, stop) in zip(boxes, ends(boxes), strict=True):
+        yield box, bits[start:stop].view(box.dtype).view(box.view.shape)
+
+
+def length(boxes: Sequence[Boxed]) -> int:
+    """Return the bytes of a buffer for some boxes."""
+    *_, (_, stop) = ends(boxes)
+    return stop
+
+
+@final
+class LostError(Exception):
+    """A rank that does not answer.
+
+    Args:
+        reason: what is known of it, as the rest of a sentence.
+        rank: the rank; None if it is not known which.
+    """
+
+    def __init__(self, reason: str, rank: int | None = None) -> None:
+        super().__init__(reason)
+        self.rank = rank
 
 
 @final
@@ -26,16 +101,12 @@ class Carrier:
 
     Args:
         group: the process group; None for that of the whole job.
-        known: who its ranks are.
         memory: where buffers are, and where messages can start and end.
-        what: the function that was called, for messages.
     """
 
-    def __init__(self, group: Any, known: Ranks, memory: Memory, what: str) -> None:
+    def __init__(self, group: Any, memory: Memory) -> None:
         self._group = group
-        self._known = known
         self._memory = memory
-        self._what = what
 
     def exchange(
         self,
@@ -47,7 +118,7 @@ class Carrier:
         """Send boxes to peers and fill boxes from them, in rounds of at most some bytes per peer.
 
         Raises:
-            ProcessLostError: if a peer fails; it names the rank.
+            LostError: if a peer fails.
         """
         out = {peer: list(portions(boxes, most)) for peer, boxes in sorted(sends.items())}
         back = {peer: list(portions(boxes, most)) for peer, boxes in sorted(receives.items())}
@@ -72,14 +143,14 @@ class Carrier:
         try:
             works = distributed.batch_isend_irecv(ops)
         except (RuntimeError, ValueError) as error:
-            raise self._lost(peers[0], error) from error
+            raise LostError(str(error), peers[0]) from error
         if len(works) != len(peers):  # one work stands for all, as NCCL coalesces them
             peers = peers[:1] * len(works)
         for work, peer in zip(works, peers, strict=True):
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self._lost(peer, error) from error
+                raise LostError(str(error), peer) from error
         for peer, boxes in back.items():
             self._unpack(boxes, landing[peer])
             told(sum([box.nbytes for box in boxes]))
@@ -117,9 +188,6 @@ class Carrier:
         if self._whole(boxes) is None:
             for box, part in parts(boxes, bits):
                 box.view.copy_(part)
-
-    def _lost(self, peer: int, error: BaseException) -> ProcessLostError:
-        return lost(self._what, self._known, error, peer)
 
 
 def bits_of(x: Any) -> Any:

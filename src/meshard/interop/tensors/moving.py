@@ -16,11 +16,10 @@ from typing import Any, final
 from meshard.algebra.layout import Layout
 from meshard.errors import AllocationError
 from meshard.interop.tensors.agreeing import Ranks, gathered, lost, wait_for
-from meshard.interop.tensors.boxed import Boxed
-from meshard.interop.tensors.carrying import MOST, Carrier
+from meshard.interop.tensors.carrying import MOST, Boxed, Carrier, LostError
 from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import Memory, memory_of, wire_kind
-from meshard.interop.tensors.near import LostError, Near
+from meshard.interop.tensors.near import Near
 from meshard.interop.tensors.placed import Segment, local_index
 from meshard.interop.tensors.wanted import Entry, Goal, dtype_of, group_ranks
 from meshard.plan.figures.schedule import batches
@@ -108,7 +107,7 @@ class Mover:
             *[p.travel.local.device.type for p in passages if p.travel.local is not None],
         }
         self._wire = memory_of(wire_kind(group, sorted(kinds)))
-        self._carrier = Carrier(group, known, self._wire, what)
+        self._carrier = Carrier(group, self._wire)
         self._ranks = group_ranks(group)
         self._rank = distributed.get_rank()
         self._memories: dict[str, Memory] = {}
@@ -169,13 +168,13 @@ class Mover:
     ) -> None:
         window = self._plan.max_bytes
         most = MOST if window is None else min(quota(window, len(self._ranks)), MOST)
-        if self._near is None:
-            self._carrier.exchange(sends, receives, most, told)
-        elif self._together:
-            try:
+        try:
+            if self._near is None:
+                self._carrier.exchange(sends, receives, most, told)
+            elif self._together:
                 self._near.exchange(sends, receives, most, told)
-            except LostError as error:
-                raise lost(self._what, self._known, error, error.rank) from error
+        except LostError as error:
+            raise lost(self._what, self._known, error, error.rank) from error
 
     def _settled(self, failure: BaseException | None) -> None:
         """Wait for all ranks, and raise on all of them if one has failed.

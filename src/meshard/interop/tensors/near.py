@@ -22,7 +22,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.interop.tensors.bits import as_tensor
-from meshard.interop.tensors.boxed import Boxed, length, parts, portions
+from meshard.interop.tensors.carrying import Boxed, LostError, length, parts, portions
 from meshard.interop.tensors.loading import torch
 from meshard.mpi.mailbox import ROOM
 from meshard.mpi.neighbours import Handle, Neighbours, Waiting, own_memory
@@ -91,20 +91,6 @@ def is_gone(other: Calling) -> bool:
 
 
 # what they pass
-
-
-@final
-class LostError(Exception):
-    """A rank that does not answer.
-
-    Args:
-        reason: what is known of it, as the rest of a sentence.
-        rank: the rank; None if it is not known which.
-    """
-
-    def __init__(self, reason: str, rank: int | None = None) -> None:
-        super().__init__(reason)
-        self.rank = rank
 
 
 @final

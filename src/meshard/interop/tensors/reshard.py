@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 from meshard.errors import ArgumentError, DeletedArrayError
 from meshard.interop.tensors.agreeing import (
     Note,
     Ranks,
-    agreed,
     check_group,
+    checked_by_all,
     gathered,
     known_ranks,
     note_of,
@@ -124,7 +125,7 @@ def reshard(
         moving = {"max_bytes": max_bytes, "donate": donate, "progress": progress, "dtype": dtype}
         return mapped(tree, target, map, what, reduce=reduce, **moving)
     options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
-    return _Job(tree, target, options).run()
+    return Job(tree, target, options).run()
 
 
 def redistribute(
@@ -174,7 +175,7 @@ def redistribute(
     if placements is None:
         placements = [torch.distributed.tensor.Replicate()] * mesh.mesh.ndim
     options = Options(max_bytes, False, False, dtype, True, group, None, what)
-    return _Job(x, (mesh, placements), options).run()
+    return Job(x, (mesh, placements), options).run()
 
 
 def plan(
@@ -226,11 +227,19 @@ def plan(
 
 
 @final
-class _Job:
-    """One call of `reshard` on one rank."""
+class Job:
+    """One call of `reshard` on one rank.
 
-    def __init__(self, tree: Any, target: Any, options: Options) -> None:
+    Args:
+        tree: the tree.
+        target: where its tensors go.
+        options: the other arguments.
+        landing: what the one tensor's new local tensor is to be; None for one in new memory.
+    """
+
+    def __init__(self, tree: Any, target: Any, options: Options, landing: Any = None) -> None:
         self._tree, self._target, self._options = tree, target, options
+        self._landing = landing
         self._what, self._group = options.what, options.group
         self._listing: Listing | None = None
         self._leaves: list[Any] = []
@@ -247,20 +256,18 @@ class _Job:
             return self._run_with(known)
 
     def _run_with(self, known: Ranks) -> Any:
-        own: BaseException | None = None
-        note = Note(None, None)
-        try:
-            if self._tree is not None:
-                self._listing, self._leaves = self._options.reader().listed(self._tree)
-                note = self._prepare()
-        except Exception as error:  # told to the others, and raised when they know
-            own, note = error, Note(f"{type(error).__name__}: {error}", b"")
-        notes = gathered(note, self._group, self._what)
-        agreed(notes, own, self._group, self._what)
+        notes = checked_by_all(self._listed, self._group, self._what)
         if any(n.digest is None for n in notes):
             notes = self._informed(notes)
         same(notes, self._told, self._group, self._what)
         return self._moved(notes, known)
+
+    def _listed(self) -> Note:
+        """Read the tree, if this rank has one, and return what it tells the others."""
+        if self._tree is None:
+            return Note()
+        self._listing, self._leaves = self._options.reader().listed(self._tree)
+        return self._prepare()
 
     def _prepare(self) -> Note:
         """Check everything that this rank knows, and return what it tells the others."""
@@ -306,28 +313,23 @@ class _Job:
     def _informed(self, notes: Sequence[Note]) -> list[Note]:
         """Tell ranks without a tree what the others are about to do."""
         ranks = group_ranks(self._group)
-        holders = [r for r, n in zip(ranks, notes, strict=True) if n.digest is not None]
-        own: BaseException | None = None
-        given = [self._listing]
-        note = notes[ranks.index(distributed.get_rank())]
-        if holders:
-            distributed.broadcast_object_list(given, src=holders[0], group=self._group)
-        try:
-            if not holders:
-                raise ArgumentError(f"{self._what}: every rank has passed None for the tree.")
-            listing = self._listing or given[0]
-            assert listing is not None
-            if self._listing is None:
-                self._check_absent(listing)
-            listing = listing.held_by(tuple(holders))
-            if listing is not self._listing:
-                self._listing = listing
-                note = self._prepare()
-        except Exception as error:  # told to the others, and raised when they know
-            own, note = error, Note(f"{type(error).__name__}: {error}", b"")
-        found = gathered(note, self._group, self._what)
-        agreed(found, own, self._group, self._what)
-        return found
+        holders = tuple([r for r, n in zip(ranks, notes, strict=True) if n.digest is not None])
+        given = [x for x in gathered(self._listing, self._group, self._what) if x is not None]
+        own = notes[ranks.index(distributed.get_rank())]
+        check = partial(self._prepared_as, given[0] if given else None, holders, own)
+        return checked_by_all(check, self._group, self._what)
+
+    def _prepared_as(self, given: Listing | None, holders: tuple[int, ...], own: Note) -> Note:
+        """Take what another rank has listed, if this one has nothing."""
+        if given is None:
+            raise ArgumentError(f"{self._what}: every rank has passed None for the tree.")
+        if self._listing is None:
+            self._check_absent(given)
+        listing = (self._listing or given).held_by(holders)
+        if listing is self._listing:
+            return own
+        self._listing = listing
+        return self._prepare()
 
     def _check_absent(self, listing: Listing) -> None:
         rank = distributed.get_rank()
@@ -348,7 +350,7 @@ class _Job:
         if any(a is not b for a, b in zip(moving, self._goals, strict=True)):
             plan, which = planned(listing.entries, moving, options)
         travels = [
-            None if goal is None else Travel(entry, goal, local)
+            None if goal is None else Travel(entry, goal, local, self._landing)
             for entry, goal, local in zip(listing.entries, moving, self._locals, strict=True)
         ]
         near = known.near if self._is_near(listing) else None

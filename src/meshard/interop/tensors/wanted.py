@@ -253,12 +253,13 @@ def goals(listing: Listing, target: Any, dtype: Any, group: Any, what: str) -> l
 def _cast(dtype: str, wanted: Any) -> str:
     """Return the dtype that a tensor is cast to; floats stay floats, and integers integers."""
     own = dtype_of(dtype)
-    if wanted is None or _kind(own) != _kind(wanted):
+    if wanted is None or kind_of(own) != kind_of(wanted):
         return dtype
     return dtype_name(wanted)
 
 
-def _kind(dtype: Any) -> str:
+def kind_of(dtype: Any) -> str:
+    """Return what kind of numbers a dtype has; elements are cast within one kind."""
     if dtype is torch.bool:
         return "bool"
     return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
