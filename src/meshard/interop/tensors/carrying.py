@@ -61,7 +61,7 @@ def portions(boxes: Sequence[Boxed], most: int) -> Iterator[list[Boxed]]:
 
 
 def ends(boxes: Sequence[Boxed]) -> Iterator[tuple[int, int]]:
-    """Yield where each box is in a buffer: behind the one before, where its elements may begin."""
+    """Yield where each box is in a buffer: after the one before, aligned for its elements."""
     at = 0
     for box in boxes:
         at = -(-at // box.dtype.itemsize) * box.dtype.itemsize

@@ -2,7 +2,7 @@
 
 In: a shape, a mesh of ranks, and for each dim of the tensor the mesh dims that cut it, in order.
 Out: for each rank its *runs* along each dim: the intervals of the whole tensor that its local
-tensor holds one behind the other. ``Shard`` gives one run, cut by the rule of `torch.chunk`;
+tensor holds, one after the other. ``Shard`` gives one run, cut by the rule of `torch.chunk`;
 ``_StridedShard`` deals the parts of a tensor that is cut in another order, which are one run again
 once that order is complete. All of it is pure: no tensor is needed.
 """
