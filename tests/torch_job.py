@@ -8,6 +8,7 @@ Rank 0 writes for each check what it found wrong, or nothing.
 """
 
 import ctypes
+import gc
 import json
 import os
 import random
@@ -574,6 +575,30 @@ def leaving():
     assert len(os.listdir("/proc/self/map_files")) < pages + 40
 
 
+def groups_that_end():
+    """Nothing here keeps a group, or a mesh of it, whose threads and sockets are PyTorch's."""
+
+    def used():
+        status = Path("/proc/self/status").read_text()
+        threads = int(status.partition("Threads:")[2].split()[0])
+        return threads, len(os.listdir("/proc/self/fd"))
+
+    full = values((64, 32), torch.float32)
+    counts = []
+    for _ in range(4):
+        group = dist.new_group(list(range(4)))
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for near in (None, False):
+            x = interop.reshard(made(full, mesh, [S(0)]), (mesh, [R]), group=group, near=near)
+        same(x, full, mesh, [R])
+        interop.plan({"x": x}, (mesh, [S(1)]), group=group)
+        dist.destroy_process_group(group)
+        del group, mesh, x
+        gc.collect()
+        counts.append(used())
+    assert counts[-1] <= counts[1], counts
+
+
 def buffers():
     """Parts in buffers, between any two meshes, by the signature of PyTorch's RFC."""
     draw, known, rank = random.Random(11), meshes(), dist.get_rank()
@@ -776,6 +801,7 @@ MOVES = [
     state_dicts,
     strangers,
     leaving,
+    groups_that_end,
     buffers,
 ]
 ARRAYS = [same_memory, arrays_as_asked, mapped]

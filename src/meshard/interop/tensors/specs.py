@@ -5,9 +5,11 @@ In: a `DTensor`, or a mesh, placements and a shape. Out: a `Placed`, which knows
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, final
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, MeshardError, ShapeError, ShardingError
@@ -80,14 +82,62 @@ def placed(
         ShapeError: if a dim does not exist.
         ShardingError: if they say that a sum is still to be taken.
     """
-    root = _root(mesh_of(mesh, what))
+    frame, alone = _frames(mesh_of(mesh, what))
+    if ranks is not None and not all(r in ranks for r in frame.ranks):
+        frame = alone
     try:
-        found = _placed(shape, mesh, root, tuple(placements), order)
+        return _placed(shape, frame, tuple(placements), order)
     except (TypeError, MeshardError):  # they cannot be iterated over, or hashed, or are refused
-        return _read(shape, mesh, root, placements, order, what)
-    if root is None or ranks is None or all(r in ranks for r in found.ranks):
-        return found
-    return _placed(shape, mesh, None, tuple(placements), order)
+        return _read(shape, frame, placements, order, what)
+
+
+@final
+@dataclass(frozen=True)
+class _Frame:
+    """What is known of a mesh, or of a part of one, without holding on to it.
+
+    Attributes:
+        ranks: the ranks of the whole mesh in C order.
+        sizes: the shape of the whole mesh.
+        names: the names of its dims.
+        dims: which of its dims the mesh has.
+    """
+
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    dims: tuple[int, ...]
+
+
+_FRAMES: dict[int, tuple[weakref.ref[Any], tuple[_Frame, _Frame]]] = {}
+"""What is known of meshes, by their ids: PyTorch's meshes hold process groups, with threads and
+sockets, so that nothing here may keep them. Those that compare equal may be parts of others."""
+
+
+def _frames(mesh: Any) -> tuple[_Frame, _Frame]:
+    """Return what is known of a mesh as a part of a whole one, and of it alone."""
+    key = id(mesh)
+    known = _FRAMES.get(key)
+    if known is not None and known[0]() is mesh:
+        return known[1]
+    root = _root(mesh)
+    found = _frame(mesh, root), _frame(mesh, None)
+    _FRAMES[key] = weakref.ref(mesh, lambda gone: _forget(key, gone)), found
+    return found
+
+
+def _forget(key: int, gone: weakref.ref[Any]) -> None:
+    if key in _FRAMES and _FRAMES[key][0] is gone:
+        del _FRAMES[key]
+
+
+def _frame(mesh: Any, root: Any) -> _Frame:
+    tensor = (mesh if root is None else root).mesh
+    sizes, ranks = tuple(tensor.shape), tuple(tensor.flatten().tolist())
+    names = tuple((mesh if root is None else root).mesh_dim_names or ())
+    if len(set(names)) != len(sizes):
+        names = tuple([f"mesh{i}" for i in range(len(sizes))])
+    return _Frame(ranks, sizes, names, tuple(_dims(mesh, root)))
 
 
 def _root(mesh: Any) -> Any:
@@ -103,34 +153,26 @@ def _root(mesh: Any) -> Any:
 
 
 @lru_cache(maxsize=1 << 13)
-def _placed(
-    shape: tuple[int, ...], mesh: Any, root: Any, placements: Any, order: Order | None
-) -> Placed:
-    return _read(shape, mesh, root, placements, order, "")
+def _placed(shape: tuple[int, ...], frame: _Frame, placements: Any, order: Order | None) -> Placed:
+    return _read(shape, frame, placements, order, "")
 
 
 def _read(
-    shape: tuple[int, ...], mesh: Any, root: Any, placements: Any, order: Order | None, what: str
+    shape: tuple[int, ...], frame: _Frame, placements: Any, order: Order | None, what: str
 ) -> Placed:
     steps: list[list[Step]] = [[] for _ in shape]
-    tensor = (mesh if root is None else root).mesh
-    sizes, ranks = tuple(tensor.shape), tuple(tensor.flatten().tolist())
-    entries = _entries(tuple(mesh.mesh.shape), placements, what)
-    numbers = _dims(mesh, root)
-    for number, placement in zip(numbers, entries, strict=True):
+    entries = _entries(tuple([frame.sizes[dim] for dim in frame.dims]), placements, what)
+    for number, placement in zip(frame.dims, entries, strict=True):
         dim = _cut_dim(placement, number, shape, what)
         if dim is None:
             continue
         factor = int(placement.split_factor) if isinstance(placement, _STRIDED) else 1
         steps[dim].append((number, factor))
     for dim, wanted in order or ():
-        places = [numbers[m] for m in wanted]
+        places = [frame.dims[m] for m in wanted]
         steps[dim].sort(key=lambda step, places=places: places.index(step[0]))  # type: ignore[misc]
-    names = tuple((mesh if root is None else root).mesh_dim_names or ())
-    if len(set(names)) != len(sizes):
-        names = tuple([f"mesh{i}" for i in range(len(sizes))])
     text = "[" + ", ".join([_text(p) for p in entries]) + "]"
-    return Placed(shape, ranks, sizes, names, tuple(map(tuple, steps)), text)
+    return Placed(shape, frame.ranks, frame.sizes, frame.names, tuple(map(tuple, steps)), text)
 
 
 def _cut_dim(placement: Any, number: int, shape: tuple[int, ...], what: str) -> int | None:

@@ -195,16 +195,11 @@ def _whole(shape: tuple[int, ...], ranks: tuple[int, ...]) -> Placed:
     return Placed(shape, ranks, (len(ranks),), ("ranks",), tuple([()] * len(shape)), "tensor")
 
 
-@lru_cache(maxsize=64)
-def _ranks(group: Any) -> tuple[int, ...]:
-    return tuple(distributed.get_process_group_ranks(group))
-
-
 def group_ranks(group: Any) -> tuple[int, ...]:
     """Return the global ranks of a process group, by default of the whole job's."""
     if group is None:
         return tuple(range(distributed.get_world_size()))
-    return _ranks(group)
+    return tuple(distributed.get_process_group_ranks(group))
 
 
 # where they go

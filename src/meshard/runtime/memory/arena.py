@@ -147,6 +147,7 @@ class Arena:
         self._places = places
         self._here: slice | list[int] = slice(0, places if used is None else used)
         self._file = os.memfd_create(_NAME)
+        weakref.finalize(self, os.close, self._file).atexit = False
         self._map, self._room = _largest(self._file, room)
         self.handle = (os.getpid(), self._file, self._room)
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
