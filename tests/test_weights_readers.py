@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from meshard import checkpoint
 from meshard.algebra.box import Box
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
@@ -76,3 +77,15 @@ def test_many_processes_are_a_few_groups():
         readers.choose(holding, Box((row, 0), (row + 1, 32)), 128)
     assert len(calls) == 64 * 2
     assert sorted(readers.load, reverse=True)[:65] == [128] * 64 + [0]
+
+
+def test_a_few_tensors_that_few_hold_are_passed_on_and_the_rest_is_not(tmp_path):
+    tree = {f"w{k}": np.zeros((8, 1 << 14), np.float32) for k in range(4)}
+    tree["few"] = np.zeros((4, 1 << 14), np.float32)
+    checkpoint.save(tmp_path / "x.safetensors", tree)
+    mesh = Mesh(np.asarray(virtual_devices(8)), "d")
+    wanted = NamedSharding(mesh, P("d"), uneven="balanced")
+    plan = checkpoint.plan_load(tmp_path / "x.safetensors", wanted)
+    assert {plan.reading.wanted[k].name for k in plan.reading.direct} == {"w0", "w1", "w2", "w3"}
+    assert plan.largest_reader_bytes * 8 <= 1.1 * plan.bytes_read
+    assert plan.bytes_moved < tree["few"].nbytes

@@ -162,14 +162,12 @@ class Readers:
         assert least is not None
         groups, unit = holding.groups(slab)
         most = least[0] + nbytes // 2
-        best, needed = None, 0
+        needed, process = 0, least[1]
         for need, processes in groups:
-            if best is not None and need < needed:
-                break
             found = self._least(processes)
-            if found is not None and found[0] <= most and (best is None or found < best):
-                best, needed = found, need
-        _, process = best or least
+            if found is not None and found[0] <= most:
+                needed, process = need, found[1]
+                break
         self.load[process] += nbytes
         return process, needed * unit
 

@@ -234,13 +234,38 @@ def plan_reading(
         catalogue: the files.
         slab_bytes: the most bytes of a slab.
     """
-    ways = _ways(wanted, catalogue)
+    ways = _balanced(readers, wanted, _ways(wanted, catalogue))
     plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
-    load = plan.bytes_read
-    if len(readers) > 1 and max(load) * len(readers) > _UNBALANCED * sum(load):
+    if len(readers) > 1 and any(ways) and not _is_even(plan.bytes_read, readers):
         ways = [False] * len(ways)
         plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
     return plan
+
+
+def _is_even(load: Sequence[int] | Block, readers: Sequence[int], total: int | None = None) -> bool:
+    """Whether nobody reads much more than the mean."""
+    total = int(sum(load)) if total is None else total
+    return int(max(load, default=0)) * len(readers) <= _UNBALANCED * total
+
+
+def _balanced(readers: Sequence[int], wanted: Sequence[Wanted], ways: list[bool]) -> list[bool]:
+    """Return which tensors are read to their places, so that all read about equally much.
+
+    If a few processes would read too much, tensors that they hold more of than others are passed on
+    instead; the rest may stay.
+    """
+    total = sum([w.nbytes for w in wanted])
+    even = [
+        way and _is_even(w.holding.counts, readers) for w, way in zip(wanted, ways, strict=True)
+    ]
+    for some in (ways, even):
+        load: Block = np.zeros(max(readers) + 1, np.int64)
+        for w, way in zip(wanted, some, strict=True):
+            if way:
+                load[: len(w.holding.counts)] += w.holding.counts * w.itemsize
+        if len(readers) == 1 or _is_even(load, readers, total):
+            return some
+    return [False] * len(ways)
 
 
 def _ways(wanted: Sequence[Wanted], catalogue: Catalogue) -> list[bool]:
