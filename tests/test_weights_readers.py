@@ -68,7 +68,7 @@ def test_what_is_held():
 
 def test_many_processes_are_a_few_groups():
     """The time does not depend on how many processes need the same."""
-    mesh = Mesh(np.asarray(virtual_devices(1024)).reshape(128, 8), ("d", "m"))
+    mesh = Mesh(np.asarray(virtual_devices(1024, 1)).reshape(128, 8), ("d", "m"))
     holding = holding_of(NamedSharding(mesh, P(None, "m")), (64, 32))
     assert holding_of(NamedSharding(mesh, P(None, "m")), (64, 32)) is holding
     readers, calls = Readers(range(1024)), []
@@ -83,7 +83,7 @@ def test_a_few_tensors_that_few_hold_are_passed_on_and_the_rest_is_not(tmp_path)
     tree = {f"w{k}": np.zeros((8, 1 << 14), np.float32) for k in range(4)}
     tree["few"] = np.zeros((4, 1 << 14), np.float32)
     checkpoint.save(tmp_path / "x.safetensors", tree)
-    mesh = Mesh(np.asarray(virtual_devices(8)), "d")
+    mesh = Mesh(np.asarray(virtual_devices(8, 1)), "d")
     wanted = NamedSharding(mesh, P("d"), uneven="balanced")
     plan = checkpoint.plan_load(tmp_path / "x.safetensors", wanted)
     assert {plan.reading.wanted[k].name for k in plan.reading.direct} == {"w0", "w1", "w2", "w3"}
