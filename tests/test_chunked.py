@@ -156,6 +156,11 @@ def test_odd_dask_arrays_are_refused(dask: Any) -> None:
         dask.from_dask(dask.da.from_array(np.asarray(["a", "b"])))
     with pytest.raises(ArgumentError, match=r"must be an array of meshard's, got ndarray"):
         dask.to_dask(VALUE)
+    lying = dask.da.from_array(VALUE, chunks=5).map_blocks(lambda b: b[:1], meta=VALUE[:0])
+    with pytest.raises(ShapeError, match=r"has shape \(1, \d\) when .* it should have \(\d, \d\)"):
+        dask.from_dask(lying)
+    with pytest.raises(DtypeError, match="random keys, which mean nothing to Dask"):
+        dask.to_dask(meshard.random.key(0))
     boxes = {
         0: (slice(0, 2), slice(0, 3)),
         1: (slice(0, 2), slice(3, 4)),

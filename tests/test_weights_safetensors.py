@@ -245,6 +245,40 @@ def test_rank_files_hold_shards_under_the_tensors_own_names(tmp_path: Path) -> N
         open_safetensors(str(tmp_path))
 
 
+def test_files_of_torchs_huggingface_writer_are_put_together(tmp_path: Path) -> None:
+    whole = {"w": np.arange(15.0).reshape(5, 3), "b": np.arange(4.0), "scale": np.float32(2)}
+    parts = [
+        {"w": ([0, 0], whole["w"][:3]), "b": ([0], whole["b"][:2])},
+        {"w": ([3, 0], whole["w"][3:]), "b": ([2], whole["b"][2:]), "scale": ([], whole["scale"])},
+    ]
+    paths = [tmp_path / f"shard-0000{k}-model-00001-of-00001.safetensors" for k in (1, 2)]
+
+    def written(path: Path, told: str) -> None:
+        part = parts[paths.index(path)]
+        tensors = {name: np.array(x) for name, (_, x) in part.items()}
+        save_file(tensors, path, {"format": "pt", "DCP_SHARDING_INFO": told, "DCP_VERSION": "1.0"})
+
+    for path, part in zip(paths, parts, strict=True):
+        written(path, json.dumps({n: {"saved_offsets": at} for n, (at, _) in part.items()}))
+    found = read(open_safetensors(str(tmp_path)))
+    assert same(found, {name: np.asarray(x) for name, x in whole.items()})
+    with pytest.raises(CorruptFileError, match="files of some ranks are missing"):
+        open_safetensors(str(paths[1]))
+    for told in (
+        '{"w": {"saved_offsets": [3]}}',
+        '{"w": 3}',
+        "[",
+        '{"w": {"saved_offsets": [-1]}}',
+    ):
+        written(paths[1], told)
+        with pytest.raises(CorruptFileError, match="'DCP_SHARDING_INFO' is malformed"):
+            open_safetensors(str(tmp_path))
+    for told in ("{}", '{"w": {"saved_offsets": [2, 0]}}', '{"w": {"saved_offsets": [4, 0]}}'):
+        written(paths[1], told)
+        with pytest.raises(CorruptFileError, match="tensor 'w'"):
+            open_safetensors(str(tmp_path))
+
+
 def test_tensors_of_one_name_in_several_files_are_refused(tmp_path):
     for name in ("a", "b"):
         save_file({"q": np.zeros(2)}, tmp_path / f"{name}.safetensors")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from meshard.runtime.array.array import Array
 from meshard.runtime.array.partitioned import grid_of
 from meshard.runtime.moving.make import make_array_from_callback
 from meshard.runtime.moving.place import as_sharding, checked_dtype
-from meshard.runtime.types import Block
+from meshard.runtime.types import KEY, Block
 from meshard.runtime.world import here
 
 try:
@@ -59,7 +59,8 @@ def from_dask(x: Any, sharding: Any = None) -> Array:
 
     Raises:
         ArgumentError: if ``x`` is not a Dask array.
-        ShapeError: if the sizes of its chunks are not known.
+        ShapeError: if the sizes of its chunks are not known, or a chunk turns out to have another
+            shape.
         DtypeError: if arrays cannot have its dtype.
         ShardingError: if it cannot be laid out so.
 
@@ -104,7 +105,7 @@ def _compute(x: Any, boxes: Mapping[Any, _Box], blocks: Mapping[Any, Block]) -> 
     """Fill blocks with parts of a Dask array."""
     client = _client()
     parts = [x[box] if box else x for box in boxes.values()]
-    targets = [blocks[key] for key in boxes]
+    targets = [_Place(blocks[key]) for key in boxes]
     if client is None:
         da.store(parts, targets, lock=False)
         return
@@ -115,15 +116,38 @@ def _compute(x: Any, boxes: Mapping[Any, _Box], blocks: Mapping[Any, Block]) -> 
     wanted: Any = dask.base.optimize(*parts)
     delayed = [wanted[n].blocks[place].to_delayed().item() for n, (place, _) in chunks]
     futures = client.compute(delayed)
-    where: dict[str, list[Block]] = {future.key: [] for future in futures}
+    where: dict[str, list[tuple[_Place, _Box]]] = {future.key: [] for future in futures}
     for future, (n, (_, slices)) in zip(futures, chunks, strict=True):
-        where[future.key].append(targets[n][slices])
+        where[future.key].append((targets[n], slices))
     unique = {future.key: future for future in futures}.values()
     del futures
     done: Any = as_completed(unique, with_results=True)
     for future, value in done:
-        for target in where[future.key]:
-            target[...] = value
+        for target, slices in where[future.key]:
+            target[slices] = value
+
+
+@final
+class _Place:
+    """Where chunks are put; NumPy would repeat those that have other shapes than they should.
+
+    Args:
+        block: the elements.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.shape, self.dtype = block.shape, block.dtype
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        wanted = self._block[index].shape
+        if np.shape(value) != wanted:
+            raise ShapeError(
+                f"from_dask: a chunk has shape {np.shape(value)} when it is computed, but by "
+                f"x.chunks it should have {wanted}. Tell what makes it, such as map_blocks, the "
+                "shapes by chunks=, or find them by x.compute_chunk_sizes()."
+            )
+        self._block[index] = value
 
 
 def _places(part: Any) -> Iterator[tuple[tuple[int, ...], _Box]]:
@@ -156,6 +180,7 @@ def to_dask(x: Array) -> Any:
 
     Raises:
         ArgumentError: if it is not an array.
+        DtypeError: if it holds random keys.
         ShardingError: if its shards are not a grid.
         NotAddressableError: if other processes hold some of them.
 
@@ -176,6 +201,11 @@ def to_dask(x: Array) -> Any:
         raise NotAddressableError(
             f"{what}: other processes hold parts of {x.aval.str_short()}. Read "
             "x.__partitioned__, or make a Dask array of each process's shards."
+        )
+    if x._type.dtype == KEY:
+        raise DtypeError(
+            f"{what}: {x.aval.str_short()} holds random keys, which mean nothing to Dask. Pass "
+            "meshard.random.key_data(x) for their bits."
         )
     cuts, grid = grid_of(x, what)
     name = f"meshard-{next(_NUMBERS)}-{uuid.uuid4().hex}"

@@ -41,6 +41,9 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MOST_INDEX = 400_000_000
 """Bytes of an index at most: a header's bytes for each of four names that a tensor may need."""
+_OFFSETS_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""In the metadata of files that torch's HuggingFaceStorageWriter makes of each rank's shards: where
+these begin. The shapes of the whole tensors are not told."""
 _MOST_NAME = 1024
 """Characters of a file's name in an index."""
 INDEX_SUM = re.compile(b'"%b": "([0-9a-f]{16})"' % SUMS_KEY.encode())
@@ -51,7 +54,7 @@ def open_safetensors(path: str) -> Catalogue:
     """Return the tensors of a safetensors file, or of a folder of them.
 
     A folder has an index that says which tensor is in which file, or one file, or several whose
-    tensors have different names.
+    tensors have different names, or whose metadata say which parts of tensors they have.
 
     Args:
         path: the file, the index, or the folder.
@@ -222,7 +225,11 @@ def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
     for name in names:
         headers[name] = read_header(OpenFile(os.path.join(folder, name)))
     if len(names) > 1 and any(PARTS_KEY in header.metadata for header in headers.values()):
-        return _Assembly(path, folder).of(headers)
+        told = {name: _told_parts(f"{folder}/{name}", one) for name, one in headers.items()}
+        return _Assembly(path, folder).of(headers, told)
+    if any(_OFFSETS_KEY in header.metadata for header in headers.values()):
+        begins = {name: _told_offsets(f"{folder}/{name}", one) for name, one in headers.items()}
+        return _Assembly(path, folder).of(headers, _with_shapes(headers, begins))
     for name, header in headers.items():
         for found in _found(header):
             entry = found.entry
@@ -256,16 +263,21 @@ class _Assembly:
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._parts: dict[str, dict[Box, list[Piece]]] = {}
 
-    def of(self, headers: Mapping[str, Header]) -> Catalogue:
+    def of(
+        self, headers: Mapping[str, Header], told: Mapping[str, Mapping[str, _Part]]
+    ) -> Catalogue:
         """Return the tensors of all files.
+
+        Args:
+            headers: their headers, by name.
+            told: which parts of tensors each has.
 
         Raises:
             CorruptFileError: if parts are missing, or files contradict each other.
         """
         for name, header in headers.items():
-            told = _told_parts(f"{self._folder}/{name}", header)
             for found in _found(header):
-                self._add(name, found, told)
+                self._add(name, found, told[name])
         tensors = {name: self._whole(name) for name in self._kinds}
         told_of = {k: v for header in headers.values() for k, v in header.metadata.items()}
         tied = {k: v for k, v in told_of.items() if v in tensors and k not in tensors}
@@ -334,6 +346,50 @@ def _told_parts(path: str, header: Header) -> dict[str, _Part]:
             f"{path}: its metadata {PARTS_KEY!r} is malformed: {error}"
         ) from error
     return found
+
+
+def _told_offsets(path: str, header: Header) -> dict[str, tuple[int, ...]]:
+    """Return where the parts of tensors begin, as torch says it.
+
+    Raises:
+        CorruptFileError: if the metadata is malformed.
+    """
+    try:
+        form = as_mapping(json.loads(header.metadata.get(_OFFSETS_KEY, "{}")))
+        found = {}
+        ranks = {entry.name: len(entry.shape) for entry in header.entries}
+        for name, one in form.items():
+            starts = as_numbers(as_mapping(one)[_OFFSETS])
+            if name in ranks and (len(starts) != ranks[name] or min(starts, default=0) < 0):
+                raise ValueError(f"the part of {name!r:.200} is {one!r:.200}")
+            found[name] = starts
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CorruptFileError(
+            f"{path}: its metadata {_OFFSETS_KEY!r} is malformed: {error}"
+        ) from error
+    return found
+
+
+def _with_shapes(
+    headers: Mapping[str, Header], begins: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> dict[str, dict[str, _Part]]:
+    """Return the parts with the shapes of the whole tensors, which end where the last parts do."""
+    ends: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for file, header in headers.items():
+        parts[file] = {}
+        for entry in header.entries:
+            starts = begins[file].get(entry.name, (0,) * len(entry.shape))
+            parts[file][entry.name] = starts
+            stops = tuple([a + n for a, n in zip(starts, entry.shape, strict=True)])
+            known = ends.get(entry.name, stops)
+            if len(known) == len(stops):
+                stops = tuple(map(max, known, stops)) if stops else stops
+            ends[entry.name] = stops
+    return {
+        file: {name: (ends[name], starts) for name, starts in told.items()}
+        for file, told in parts.items()
+    }
 
 
 def _files_without_index(folder: str) -> list[str]:

@@ -321,7 +321,8 @@ class _Request:
                     raise type(error)(f"{self._what}: tensor {name!r}: {error}") from error
                 wanted[source, sharding] = made
         self._order = list(wanted)
-        processes = {d.process_index for w in wanted.values() for d in w.sharding.device_order}
+        places = {id(w.sharding): w.sharding for w in wanted.values()}
+        processes = {d.process_index for s in places.values() for d in s.device_order}
         readers: Sequence[int] = here().processes
         if not processes <= set(readers):  # they are virtual
             readers = range(max(*processes, *readers) + 1)

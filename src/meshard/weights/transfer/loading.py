@@ -104,15 +104,14 @@ class _Loading:
         me, plan = self._world.process_index, self._plan
         task = min(_TASK, max(1, 2 * plan.round_bytes // self._world.workers.threads))
         tasks: list[Callable[[], None]] = []
-        for read in plan.direct:
-            if read.process == me:
-                block = self._blocks[read.tensor][read.piece]
-                assert block is not None
-                most = max(1, task // block.itemsize)
-                marks = marks_of(plan.wanted[read.tensor].recipe, self._tensors)
-                for part in slabs_of(read.box, range(len(read.box.starts)), most, marks):
-                    place = view_of(block, part.within(read.box).slices)
-                    tasks.append(partial(self._fill, plan.wanted[read.tensor], part, place))
+        for read in plan.direct_of(me):
+            block = self._blocks[read.tensor][read.piece]
+            assert block is not None
+            most = max(1, task // block.itemsize)
+            marks = marks_of(plan.wanted[read.tensor].recipe, self._tensors)
+            for part in slabs_of(read.box, range(len(read.box.starts)), most, marks):
+                place = view_of(block, part.within(read.box).slices)
+                tasks.append(partial(self._fill, plan.wanted[read.tensor], part, place))
         self._world.workers.run(tasks)
 
     def _fill(self, wanted: Wanted, box: Box, place: Block) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -21,7 +21,7 @@ from meshard.algebra.box import Box
 from meshard.runtime.types import Block
 from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.maps.recipe import Recipe
-from meshard.weights.transfer.exchange import pieces_of
+from meshard.weights.transfer.readers import Holding, Pieces, Readers, holding_of
 from meshard.weights.transfer.slabs import dim_order, marks_of, slabs_of
 
 SLAB = 4 << 20
@@ -29,8 +29,9 @@ SLAB = 4 << 20
 _RUN = 1 << 15
 """Bytes that lie side by side in a file from which it pays to read them to their places at once."""
 _UNBALANCED = 1.1
-_SHARES = 16
-"""Slabs of each of several processes at least, so that they read about equally much."""
+_SHARES, _FEWEST, _MANY = 16, 4, 1 << 16
+"""Slabs of each of several processes at least, so that they read about equally much; and of very
+many processes, each of which plans all slabs, at least so many that there are so many in all."""
 
 
 def slab_bytes_of(window: int | None, processes: int, threads: int) -> int:
@@ -55,15 +56,20 @@ class Wanted:
         name: its name.
         recipe: how it is made.
         sharding: how it is to be laid out.
-        pieces: the pieces with elements: number, box, and the processes that hold each.
+        holding: who is to hold what of it.
         itemsize: bytes of a stored element.
     """
 
     name: str
     recipe: Recipe
     sharding: Sharding
-    pieces: tuple[tuple[int, Box, tuple[int, ...]], ...]
+    holding: Holding
     itemsize: int
+
+    @property
+    def pieces(self) -> Pieces:
+        """The pieces with elements: number, box, and the processes that hold each."""
+        return self.holding.pieces
 
     @property
     def nbytes(self) -> int:
@@ -73,9 +79,9 @@ class Wanted:
 
 def wanted_of(name: str, recipe: Recipe, sharding: Sharding, catalogue: Catalogue) -> Wanted:
     """Return a tensor to be made of what files hold."""
-    pieces = tuple(pieces_of(sharding.layout(recipe.shape), sharding))
     sizes = [catalogue.tensors[n].dtype.itemsize for n in recipe.sources]
-    return Wanted(name, recipe, sharding, pieces, max(sizes, default=recipe.dtype.itemsize))
+    holding = holding_of(sharding, recipe.shape)
+    return Wanted(name, recipe, sharding, holding, max(sizes, default=recipe.dtype.itemsize))
 
 
 @final
@@ -87,13 +93,11 @@ class Direct:
         tensor: the number of the tensor.
         piece: the number of the piece.
         box: the elements.
-        process: who reads and keeps them.
     """
 
     tensor: int
     piece: int
     box: Box
-    process: int
 
 
 @final
@@ -105,11 +109,13 @@ class Slab:
         tensor: the number of the tensor.
         box: the elements.
         reader: who reads them.
+        kept: how many of them the reader is to hold itself, counted for each of its pieces.
     """
 
     tensor: int
     box: Box
     reader: int
+    kept: int
 
 
 @final
@@ -120,16 +126,24 @@ class ReadingPlan:
     Attributes:
         wanted: the tensors.
         processes: more than the number of any process that takes part.
-        direct: pieces that are read to their places, in order.
+        direct: the numbers of the tensors of which each process reads its pieces to their places.
         slabs: boxes that are passed on, in order.
         slab_bytes: the most bytes of a slab.
+        bytes_read: the bytes of elements that each process reads.
     """
 
     wanted: tuple[Wanted, ...]
     processes: int
-    direct: tuple[Direct, ...]
+    direct: tuple[int, ...]
     slabs: tuple[Slab, ...]
     slab_bytes: int
+    bytes_read: tuple[int, ...]
+
+    def direct_of(self, process: int) -> Iterator[Direct]:
+        """Yield the pieces that a process reads to their places, in order."""
+        for tensor in self.direct:
+            for piece, box in self.wanted[tensor].holding.first_held(process):
+                yield Direct(tensor, piece, box)
 
     @property
     def round_bytes(self) -> int:
@@ -155,24 +169,13 @@ class ReadingPlan:
         return found
 
     @cached_property
-    def bytes_read(self) -> tuple[int, ...]:
-        """The bytes of elements that each process reads."""
-        found = [0] * self.processes
-        for d in self.direct:
-            found[d.process] += d.box.volume * self.wanted[d.tensor].itemsize
-        for s in self.slabs:
-            found[s.reader] += s.box.volume * self.wanted[s.tensor].itemsize
-        return tuple(found)
-
-    @cached_property
     def bytes_needed(self) -> tuple[int, ...]:
         """The bytes of elements, in the dtype wanted, that each process is to have."""
-        found = [0] * self.processes
+        found: Block = np.zeros(self.processes, np.int64)
         for wanted in self.wanted:
-            for _, box, holders in wanted.pieces:
-                for process in holders:
-                    found[process] += box.volume * wanted.recipe.dtype.itemsize
-        return tuple(found)
+            counts = wanted.holding.counts
+            found[: len(counts)] += counts * wanted.recipe.dtype.itemsize
+        return tuple(found.tolist())
 
     @cached_property
     def lower_bound_bytes(self) -> int:
@@ -187,29 +190,23 @@ class ReadingPlan:
     @cached_property
     def bytes_moved(self) -> int:
         """The bytes that pass between processes."""
+        kept: dict[int, int] = {}
+        for slab in self.slabs:
+            kept[slab.tensor] = kept.get(slab.tensor, 0) + slab.kept
         return sum(
             [
-                part.volume * wanted.recipe.dtype.itemsize * sum(p != slab.reader for p in holders)
-                for wanted, slabs in self.by_tensor()
-                for _, box, holders in wanted.pieces
-                for slab in slabs
-                if (part := box.intersect(slab.box)).volume
+                (self.wanted[tensor].holding.volume - count) * w.recipe.dtype.itemsize
+                for tensor, count in kept.items()
+                for w in (self.wanted[tensor],)
             ]
         )
-
-    def by_tensor(self) -> list[tuple[Wanted, list[Slab]]]:
-        """Return the tensors that are read in slabs, and their slabs."""
-        found: dict[int, list[Slab]] = {}
-        for slab in self.slabs:
-            found.setdefault(slab.tensor, []).append(slab)
-        return [(self.wanted[k], slabs) for k, slabs in found.items()]
 
 
 def _needed_elements(wanted: Wanted) -> int:
     """Return how many elements all processes need, each counted once for each process."""
     layout = wanted.sharding.layout(wanted.recipe.shape)
     if layout.regular:
-        return sum([box.volume * len(holders) for _, box, holders in wanted.pieces])
+        return wanted.holding.volume
     sizes: Block = np.ones((), np.int64)
     for cuts in layout.cuts:
         sizes = np.multiply.outer(sizes, np.diff(cuts))
@@ -237,22 +234,64 @@ def plan_reading(
         catalogue: the files.
         slab_bytes: the most bytes of a slab.
     """
-    ways = [_is_direct(w, catalogue) for w in wanted]
+    ways = _balanced(readers, wanted, _ways(wanted, catalogue))
     plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
-    load = plan.bytes_read
-    if len(readers) > 1 and max(load) * len(readers) > _UNBALANCED * sum(load):
+    if len(readers) > 1 and any(ways) and not _is_even(plan.bytes_read, readers):
         ways = [False] * len(ways)
         plan = _planned(readers, wanted, ways, catalogue.tensors, slab_bytes)
     return plan
 
 
+def _is_even(load: Sequence[int] | Block, readers: Sequence[int], total: int | None = None) -> bool:
+    """Whether nobody reads much more than the mean."""
+    total = int(sum(load)) if total is None else total
+    return int(max(load, default=0)) * len(readers) <= _UNBALANCED * total
+
+
+def _balanced(readers: Sequence[int], wanted: Sequence[Wanted], ways: list[bool]) -> list[bool]:
+    """Return which tensors are read to their places, so that all read about equally much.
+
+    If a few processes would read too much, tensors that they hold more of than others are passed on
+    instead; the rest may stay.
+    """
+    total = sum([w.nbytes for w in wanted])
+    even = [
+        way and _is_even(w.holding.counts, readers) for w, way in zip(wanted, ways, strict=True)
+    ]
+    for some in (ways, even):
+        load: Block = np.zeros(max(readers) + 1, np.int64)
+        for w, way in zip(wanted, some, strict=True):
+            if way:
+                load[: len(w.holding.counts)] += w.holding.counts * w.itemsize
+        if len(readers) == 1 or _is_even(load, readers, total):
+            return some
+    return [False] * len(ways)
+
+
+def _ways(wanted: Sequence[Wanted], catalogue: Catalogue) -> list[bool]:
+    """Return for each tensor whether each process had best read its own pieces.
+
+    Tensors alike, as those of many layers, are looked at once.
+    """
+    known: dict[tuple[object, ...], bool] = {}
+    found = []
+    for w in wanted:
+        key: tuple[object, ...] = (w.name,)
+        if w.recipe.is_identity:
+            key = w.holding, w.recipe.shape, catalogue.tensors[w.recipe.sources[0]].dtype
+        if key not in known:
+            known[key] = _is_direct(w, catalogue)
+        found.append(known[key])
+    return found
+
+
 def _is_direct(wanted: Wanted, catalogue: Catalogue) -> bool:
     """Whether each process had best read its own pieces: no byte twice, and in long runs."""
     layout = wanted.sharding.layout(wanted.recipe.shape)
-    if not layout.regular or any(len(holders) > 1 for *_, holders in wanted.pieces):
+    if not layout.regular or wanted.holding.shared:
         return False
     if _repeats(wanted.recipe):
-        return len({p for *_, holders in wanted.pieces for p in holders}) == 1
+        return len(wanted.holding.processes) == 1
     return all(_run(wanted.recipe, box, catalogue) >= _RUN for _, box, _ in wanted.pieces)
 
 
@@ -290,39 +329,29 @@ def _planned(
     tensors: Mapping[str, Stored],
     slab_bytes: int,
 ) -> ReadingPlan:
-    direct: list[Direct] = []
-    count = max(readers) + 1
-    load = [0] * count
-    for number, w in enumerate(wanted):
-        if ways[number]:
-            for piece, box, (process, *_) in w.pieces:
-                direct.append(Direct(number, piece, box, process))
-                load[process] += box.volume * w.itemsize
+    chosen = Readers(readers)
+    direct = [number for number, way in enumerate(ways) if way]
+    for number in direct:
+        w = wanted[number]
+        for process in w.holding.processes:
+            chosen.add(process, int(w.holding.counts[process]) * w.itemsize)
     slabs: list[Slab] = []
     shared = sum([w.nbytes for w, direct_ in zip(wanted, ways, strict=True) if not direct_])
-    fair = slab_bytes if len(readers) == 1 else max(_RUN, shared // (_SHARES * len(readers)))
+    each = max(_FEWEST, min(_SHARES, _MANY // len(readers)))
+    fair = slab_bytes if len(readers) == 1 else max(_RUN, shared // (each * len(readers)))
+    known: dict[tuple[object, ...], list[tuple[Box, int]]] = {}
     for number, w in enumerate(wanted):
         if ways[number] or not w.nbytes:
             continue
-        most = min(slab_bytes, fair) // w.itemsize
+        most = max(1, min(slab_bytes, fair) // w.itemsize)
         shapes = {n: tensors[n].shape for n in w.recipe.sources}
         order, marks = dim_order(w.recipe, shapes), marks_of(w.recipe, tensors)
-        for box in slabs_of(Box.whole(w.recipe.shape), order, max(1, most), marks):
-            process = _reader(w, box, load, readers)
-            slabs.append(Slab(number, box, process))
-            load[process] += box.volume * w.itemsize
-    return ReadingPlan(tuple(wanted), count, tuple(direct), tuple(slabs), slab_bytes)
-
-
-def _reader(wanted: Wanted, box: Box, load: Sequence[int], readers: Sequence[int]) -> int:
-    """Return who reads a slab: of those that have read least, the one that needs most of it."""
-    if len(readers) == 1:
-        return readers[0]
-    most = min([load[p] for p in readers]) + box.volume * wanted.itemsize // 2
-    needs = [0] * len(load)
-    for _, piece, holders in wanted.pieces:
-        common = piece.intersect(box).volume
-        if common:
-            for process in holders:
-                needs[process] += common
-    return min(readers, key=lambda p: (load[p] > most, -needs[p], load[p], p))
+        key = w.recipe.shape, order, most, tuple(map(tuple, marks))
+        if key not in known:  # those of one layer are those of all
+            cut = slabs_of(Box.whole(w.recipe.shape), order, most, marks)
+            known[key] = [(box, box.volume) for box in cut]
+        for box, volume in known[key]:
+            process, kept = chosen.choose(w.holding, box, volume * w.itemsize)
+            slabs.append(Slab(number, box, process, kept))
+    plan = tuple(wanted), max(readers) + 1, tuple(direct), tuple(slabs)
+    return ReadingPlan(*plan, slab_bytes, tuple(chosen.load))
