@@ -190,11 +190,11 @@ def same_boxes(guard: Any, error: Any) -> bool:
 # the campaign
 
 
-def outcome(seed: int, megabytes: int) -> dict[str, Any]:
+def outcome(seed: int, megabytes: int, spares: int = SPARES) -> dict[str, Any]:
     """Run a job, and return what came of it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        line = [sys.executable, "-m", "meshard", "run", "-n", "4", "--spares", str(SPARES), "--"]
+        line = [sys.executable, "-m", "meshard", "run", "-n", "4", "--spares", str(spares), "--"]
         line += ["-m", "tests.killing", "--job", str(seed), "--mb", str(megabytes), "--in", name]
         job = subprocess.Popen(
             line,

@@ -28,14 +28,16 @@ def skip_without_tolerance() -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("seed", "memory"), [(107, True), (12, True), (103, False)], ids=["one", "two", "messages"]
+    ("seed", "spares", "memory"),  # more processes than are killed
+    [(107, 6, True), (12, 4, True), (103, 8, False)],
+    ids=["one", "two", "messages"],
 )
 def test_killed_jobs_come_to_the_same_bits_or_say_what_is_lost(
-    seed: int, memory: bool, monkeypatch: pytest.MonkeyPatch
+    seed: int, spares: int, memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skip_without_tolerance()
     monkeypatch.setenv("MESHARD_TABLE", json.dumps({"memory": memory}))
-    found = killing.outcome(seed, 1)
+    found = killing.outcome(seed, 1, spares)
     assert not found["wrong"], found
     assert found["kills"]
     assert all(ratio <= 1.05 for ratio in found["ratios"])

@@ -141,17 +141,26 @@ CASES: dict[str, tuple[list[tuple[int, int]], Callable[[list[str]], bool]]] = {
 }
 
 
+# Those that wait for the timeout wait at the same time.
+AT_ONCE = (("another count",), ("twice",), ("missing", "first missing"))
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("case", CASES)
-def test_who_does_not_come_is_told(case: str) -> None:
-    numbers, is_told = CASES[case]
+@pytest.mark.parametrize("cases", AT_ONCE, ids=", ".join)
+def test_who_does_not_come_is_told(cases: tuple[str, ...]) -> None:
     program = START + (
         "meshard.distributed.initialize(f'localhost:{sys.argv[1]}', int(sys.argv[2]), "
         "int(sys.argv[3]), initialization_timeout=8)"
     )
-    found = ended(started(program, free_port(), numbers))
-    assert all(code != 0 for code, *_ in found)
-    assert is_told([err for *_, err in found]), found
+    jobs = [started(program, free_port(), CASES[case][0]) for case in cases]
+    for case, job in zip(cases, jobs, strict=True):
+        found = ended(job)
+        assert all(code != 0 for code, *_ in found)
+        assert CASES[case][1]([err for *_, err in found]), found
+
+
+def test_every_case_is_tried() -> None:
+    assert sorted(case for cases in AT_ONCE for case in cases) == sorted(CASES)
 
 
 @pytest.mark.timeout(60)

@@ -83,11 +83,13 @@ def test_laws(devices: tuple[int, ...], suites: tuple[str, ...], tmp_path: Path)
     inherited = {n: v for n, v in os.environ.items() if not n.startswith(("PYTEST_", "COV_"))}
     settings = environment(inherited, devices_per_process=None, timeout=60)
     settings["MESHARD_TEST_RANKS"] = ",".join(map(str, devices))
+    settings["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # to import them all takes as long as pytest
     mpiexec = find_mpiexec()
     version = subprocess.run(
         [mpiexec, "--version"], capture_output=True, text=True, timeout=60, check=True
     ).stdout
-    options = ["-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", "120"]
+    plugins = [w for p in ("pytest_timeout", "_hypothesis_pytestplugin") for w in ("-p", p)]
+    options = ["-x", "-q", "-p", "no:cacheprovider", *plugins, "--timeout", "120"]
     files = [str(ROOT / "tests" / f"test_{name}.py") for name in suites]
     program = ["-m", "tests.ranks.job", str(tmp_path), *options, *files]
     job = subprocess.Popen(
