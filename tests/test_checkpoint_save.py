@@ -460,7 +460,7 @@ REFUSALS: list[tuple[str, Callable[[Path], Any], type[Exception], str]] = [
     ("dtype", _save({"w": A}, dtype="x"), TypeError, "dtype must be a dtype, such as 'float32'"),
     ("map", _save({"w": A}, map={"w": "v"}), ArgumentError, "map must be a KeyMap"),
     ("no match", _save({"w": A}, map=checkpoint.KeyMap().rename("v", "u")),
-     checkpoint.KeyMapError, "'v' matches nothing. There are 1 tensors, for instance 'w'"),
+     checkpoint.KeyMapError, "'v' matches nothing. There is 1 tensor, for instance 'w'"),
     ("values", _save({"w": A, "n": 3}, format="safetensors"), CheckpointError,
      "safetensors holds arrays only, but 'n' of the tree is 3"),
     ("c16", _save({"w": A + 0j}, format="safetensors"), CheckpointError, "complex128"),

@@ -777,6 +777,26 @@ def mapped():
         same(x, full[name], four, [S(0)])
     refused(ArgumentError, "that of '0.qkv' is None", interop.reshard, tree, {}, map=fused)
     refused(ArgumentError, "map must be a", interop.reshard, tree, (four, [R]), map={})
+    # What one rank refuses all refuse, and nobody waits for a message.
+    rank, both = dist.get_rank(), (ArgumentError, ShapeError, AgreementError)
+    text = "rank 1 has passed None" if rank == 1 else "rank 1 refused: ArgumentError"
+    refused(both, text, interop.reshard, None if rank == 1 else tree, (four, [R]), map=fused)
+    wrong = (four, [S(7)]) if rank == 3 else (four, [S(1)])
+    text = "0.qkv: S(7) on mesh dim 0 cuts dim 7, but the tensor of shape (96, 8)"
+    refused(both, text, interop.reshard, tree, wrong, map=fused)
+    other = (four, [S(0)]) if rank == 2 else (four, [S(1)])
+    text = "Rank 0 has [target of 0.qkv: [S(1)] on ranks (0, 1, 2, 3) as (4,)], rank 2 has"
+    refused(both, text, interop.reshard, tree, other, map=fused)
+    less = dist.new_group([0, 1, 2])
+    if rank < 3:
+        text = "with map= all ranks of the job take part, but group has [0, 1, 2]"
+        refused(both, text, interop.reshard, tree, (four, [R]), map=fused, group=less)
+    sums = {n: DTensor.from_local(x.full_tensor(), four, [Partial()]) for n, x in tree.items()}
+    refused(ShardingError, "reduce=True", interop.reshard, sums, (four, [R]), map=fused)
+    found = interop.reshard(sums, (pair, [S(0)]), map=fused, reduce=True)
+    if rank < 2:
+        parts = [full[f"1.{w}"].chunk(2)[rank] for w in sizes]
+        assert torch.equal(found["1.qkv"].to_local(), 4 * torch.cat(parts))
 
 
 MOVES = [

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import described, flag_of
+from meshard.algebra.arguments import described, flag_of, instance_of
 from meshard.algebra.box import Box
 from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
@@ -26,20 +26,28 @@ from meshard.errors import (
     ShapeError,
     ShardingError,
 )
-from meshard.interop.tensors.agreeing import check_group
+from meshard.interop.tensors.agreeing import (
+    Note,
+    check_group,
+    checked_by_all,
+    known_ranks,
+    same,
+)
 from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
-from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
+from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
+from meshard.interop.tensors.planning import Options
 from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of, without_sums
-from meshard.interop.tensors.wanted import check_leaf
+from meshard.interop.tensors.wanted import check_leaf, digest, group_ranks, is_pair, laid, lines
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
+from meshard.runtime.moving.reshard import Options as MoveOptions
 from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import KEY, Block
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.moving.reshard import reshard as reshard_arrays
+from meshard.weights.moving.reshard import MappedMove
 
 
 def to_meshard(x: Any, *, reduce: bool = False) -> Any:
@@ -372,41 +380,105 @@ def to_sharding(device_mesh: Any, placements: Any, shape: Any) -> Sharding:
 # renamed, fused and split on the way
 
 
-def mapped(tree: Any, target: Any, map: KeyMap, what: str, **options: Any) -> dict[str, Any]:
+def mapped(tree: Any, target: Any, map: KeyMap, options: Options) -> dict[str, Any]:
     """Return what a key map makes of a tree of tensors, laid out as targets say.
+
+    All ranks agree before anything moves.
 
     Args:
         tree: a tree of tensors.
         target: a pair of mesh and placements, a dict of these by the map's names, or a function of
             a name and a shape.
         map: the key map.
-        what: the function that was called, for messages.
-        **options: ``max_bytes``, ``donate``, ``progress``, ``dtype`` and ``reduce`` of `reshard`.
+        options: the other arguments of `reshard`.
 
     Raises:
-        ArgumentError: if ``map`` is not a KeyMap, or a name has no target.
+        ArgumentError: if ``map`` is not a KeyMap, a name has no target, or a rank has no tree.
+        AgreementError: on all other ranks if one of them refuses, and on all if they differ.
     """
-    if not isinstance(map, KeyMap):
-        raise ArgumentError(
-            f"{what}: map must be a meshard.checkpoint.KeyMap, got {type(map).__name__}."
-        )
-    laid: dict[str, tuple[Any, Any]] = {}
-    wanted = _wanted(target, what)
+    what, group = options.what, options.group
+    check_group(what, group)
+    jobs: list[tuple[_Mapped, list[str]]] = []
 
-    def sharding(name: str, like: Any) -> Any:
-        mesh, placements = laid[name] = wanted(name, torch.Size(like.shape))
-        return to_sharding(mesh_of(mesh, what), placements, like.shape)
+    def listed() -> Note:
+        job = _Mapped(tree, target, map, options)
+        jobs.append((job, job.told()))
+        return Note(digest(jobs[0][1]))
 
-    reduce = options.pop("reduce")
-    arrays = _arrays_of(tree, reduce, what)
-    moved = reshard_arrays(arrays, sharding, map=map, **options)
-    found = {}
-    for name, x in moved.items():
-        made = from_meshard(x, *laid[name])
-        # Replicas share memory between the processes of a host, and each rank's is its own here.
-        local = made.to_local().clone(memory_format=torch.contiguous_format)
-        found[name] = dtensor(local, made.device_mesh, made.placements, tuple(made.shape))
-    return found
+    with known_ranks(group, what).call():
+        notes = checked_by_all(listed, group, what)
+        job, told = jobs[0]
+        same(notes, told, group, what)
+    return job.run()
+
+
+@final
+class _Mapped:
+    """One move by a map on one rank; when it is made everything is checked."""
+
+    def __init__(self, tree: Any, target: Any, map: KeyMap, options: Options) -> None:
+        self._tree, self._map = tree, instance_of(map, KeyMap, options.what, "map")
+        self._what, self._options = options.what, options.checked()
+        check_world(here(), self._what)
+        if len(group_ranks(options.group)) != distributed.get_world_size():
+            raise ArgumentError(
+                f"{self._what}: with map= all ranks of the job take part, but group has "
+                f"{list(group_ranks(options.group))}. Leave group out."
+            )
+        if tree is None:
+            raise ArgumentError(
+                f"{self._what}: with map= every rank passes the tree; rank "
+                f"{distributed.get_rank()} has passed None. DTensors of other ranks' meshes are "
+                "empty here, and cost nothing."
+            )
+        self._wanted = _wanted(target, self._what)
+        self._laid: dict[str, tuple[Any, Any]] = {}
+        self._ends: dict[str, str] = {}
+        self._listing, leaves = self._options.reader().listed(tree)
+        self._partial = any(entry.partial for entry in self._listing.entries)
+        parts = self._listing.structure.unflatten([_part(leaf) for leaf in leaves])
+        self._move = self._prepared(parts)
+
+    def _prepared(self, tree: Any) -> MappedMove:
+        o = self._options
+        options = MoveOptions(o.donate, None, False, o.max_bytes, o.progress, None)
+        arrays = _arrays_of(tree, o.reduce, self._what)
+        return MappedMove(arrays, self._sharding, self._map, options, o.dtype)
+
+    def _sharding(self, name: str, like: Any) -> Sharding:
+        mesh, placements = self._laid[name] = self._wanted(name, torch.Size(like.shape))
+        text = f"{self._what}: {name}"
+        place = placed(tuple(like.shape), mesh_of(mesh, self._what), placements, text)
+        self._ends[name] = laid(place)
+        devices = devices_of(here(), place, text)
+        return _boxes(place, devices, text) or place.sharding(devices[0])
+
+    def told(self) -> list[str]:
+        """Return what all ranks must agree on, line by line."""
+        some = ("max_bytes", "donate", "dtype", "reduce")
+        options = [(name, getattr(self._options, name)) for name in some]
+        ends = [f"target of {name}: {self._ends[name]}" for name in sorted(self._ends)]
+        none = [None] * len(self._listing.entries)
+        return [*lines(self._listing, none, options), *ends, *str(self._map).splitlines()]
+
+    def run(self) -> dict[str, Any]:
+        """Return the tensors, moved."""
+        move = self._prepared(self._tree) if self._partial else self._move  # takes the sums
+        found = {}
+        for name, x in move.run().items():
+            made = from_meshard(x, *self._laid[name])
+            # Replicas share memory between the processes of a host; each rank's is its own here.
+            local = made.to_local().clone(memory_format=torch.contiguous_format)
+            found[name] = dtensor(local, made.device_mesh, made.placements, tuple(made.shape))
+        return found
+
+
+def _part(x: Any) -> Any:
+    """Return a DTensor that is a sum as if its parts were the sum, and anything else as it is."""
+    if not is_partial(x):
+        return x
+    with torch.no_grad():
+        return dtensor(x.to_local(), x.device_mesh, without_sums(x.placements), tuple(x.shape))
 
 
 def _wanted(target: Any, what: str) -> Callable[[str, Any], tuple[Any, Any]]:
@@ -415,17 +487,13 @@ def _wanted(target: Any, what: str) -> Callable[[str, Any], tuple[Any, Any]]:
     def pair(given: Any, name: str) -> tuple[Any, Any]:
         if isinstance(given, DTensor):
             return given.device_mesh, given.placements
-        if (
-            isinstance(given, (tuple, list))
-            and len(given) == 2
-            and isinstance(given[0], DeviceMesh)
-        ):
+        if is_pair(given):
             mesh, placements = given
             return mesh, placements if isinstance(placements, (tuple, list)) else [placements]
         raise ArgumentError(
-            f"{what}: with map= each tensor needs a target, and that of {name!r} is {given!r}. "
-            "Give a pair (device_mesh, placements), a dict of pairs by the map's names, or a "
-            "function of a name and a shape that returns one."
+            f"{what}: with map= each tensor needs a target, and that of {name!r} is "
+            f"{described(given)}. Give a pair (device_mesh, placements), a dict of pairs by the "
+            "map's names, or a function of a name and a shape that returns one."
         )
 
     if isinstance(target, Mapping):

@@ -87,7 +87,8 @@ def reshard(
             one host and all tensors in its memory. False: they are sent nevertheless.
         map: a `meshard.checkpoint.KeyMap` that says which tensors are made of which: they are
             renamed, fused, split or permuted on the way, and each element moves once. Targets are
-            then those of the map's names. The ranks must be joined, by `initialize`.
+            then those of the map's names, each a pair or a DTensor. The ranks must be joined, by
+            `initialize`; all of them pass the tree, and ``near`` and ``donate`` have no effect.
 
     Returns:
         The tree of DTensors, without gradients, in new memory. A rank outside of a mesh gets a
@@ -121,10 +122,9 @@ def reshard(
     >>> dist.destroy_process_group()
     """
     what = "reshard"
-    if map is not None:
-        moving = {"max_bytes": max_bytes, "donate": donate, "progress": progress, "dtype": dtype}
-        return mapped(tree, target, map, what, reduce=reduce, **moving)
     options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
+    if map is not None:
+        return mapped(tree, target, map, options)
     return Job(tree, target, options).run()
 
 

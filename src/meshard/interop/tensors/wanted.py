@@ -355,16 +355,17 @@ def lines(
     """Return what all ranks must agree on, a line for each tensor; see `shortened`."""
     told = ["options " + ", ".join([f"{name}={value}" for name, value in options])]
     for entry, goal in zip(listing.entries, found, strict=True):
-        after = "stays" if goal is None else f"{_laid(goal.after)} {goal.dtype}"
+        after = "" if goal is None else f" -> {laid(goal.after)} {goal.dtype}"
         told.append(
             f"{entry.name}: {entry.dtype}{list(entry.shape)} {entry.device} "
-            f"{_laid(entry.before)} -> {after}"
+            f"{laid(entry.before)}{after}"
         )
     return told
 
 
 @lru_cache(maxsize=1 << 12)
-def _laid(place: Placed) -> str:
+def laid(place: Placed) -> str:
+    """Return how a tensor is laid out as it is told; see `shortened`."""
     return f"{place.text}{_FINE}{place.steps}{_FINE} on ranks {place.ranks} as {place.sizes}"
 
 

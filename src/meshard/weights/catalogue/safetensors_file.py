@@ -218,18 +218,34 @@ def _unchecked(headers: Mapping[str, Header]) -> tuple[str, ...]:
 
 def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
     """Return the tensors of files of a folder, which have different names."""
-    tensors: dict[str, Stored] = {}
-    headers: dict[str, Header] = {}
-    tied: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    for name in names:
-        headers[name] = read_header(OpenFile(os.path.join(folder, name)))
+    headers = {name: read_header(OpenFile(os.path.join(folder, name))) for name in names}
     if len(names) > 1 and any(PARTS_KEY in header.metadata for header in headers.values()):
         told = {name: _told_parts(f"{folder}/{name}", one) for name, one in headers.items()}
         return _Assembly(path, folder).of(headers, told)
     if any(_OFFSETS_KEY in header.metadata for header in headers.values()):
         begins = {name: _told_offsets(f"{folder}/{name}", one) for name, one in headers.items()}
         return _Assembly(path, folder).of(headers, _with_shapes(headers, begins))
+    tensors = _apart(path, headers)
+    values: dict[str, Any] = {}
+    for header in headers.values():
+        values |= header.metadata
+    tied = {  # as safetensors.torch.save_model writes tied tensors
+        key: values.pop(key)
+        for key, value in list(values.items())
+        if value in tensors and key not in tensors and key != "format"
+    }
+    return Catalogue(
+        path, "safetensors", tensors, RawReader(folder), tied, values, _unchecked(headers)
+    )
+
+
+def _apart(path: str, headers: Mapping[str, Header]) -> dict[str, Stored]:
+    """Return the tensors of files each of which has others.
+
+    Raises:
+        CorruptFileError: if two have the same one.
+    """
+    tensors: dict[str, Stored] = {}
     for name, header in headers.items():
         for found in _found(header):
             entry = found.entry
@@ -244,13 +260,7 @@ def _join(path: str, folder: str, names: Sequence[str]) -> Catalogue:
             tensors[entry.name] = Stored(
                 entry.name, entry.shape, entry.dtype, tuple(_pieces(name, found))
             )
-        values |= header.metadata
-    for key, value in list(values.items()):
-        if value in tensors and key not in tensors and key != "format":
-            tied[key] = values.pop(key)  # as safetensors.torch.save_model writes tied tensors
-    return Catalogue(
-        path, "safetensors", tensors, RawReader(folder), tied, values, _unchecked(headers)
-    )
+    return tensors
 
 
 @final

@@ -251,8 +251,10 @@ class Tree:
         close = difflib.get_close_matches(pattern.text, some, n=1, cutoff=0.3) or some[:1]
         if not close:
             return " There are no tensors."
+        count = len(self.nodes)
+        there = "There is 1 tensor" if count == 1 else f"There are {count:,} tensors"
         return (
-            f" There are {len(self.nodes):,} tensors, for instance {close[0]!r}. {{name}} matches "
+            f" {there}, for instance {close[0]!r}. {{name}} matches "
             "one part without dots, {i} digits, {*} any text."
         )
 

@@ -157,7 +157,7 @@ def reshard(
     options = Options(donate, may_alias, cache_resharding_plans, max_bytes, progress, alive)
     if map is not None:
         instance_of(map, KeyMap, "reshard", "map")
-        return _Mapping(x, map, dtype).run(sharding, options)
+        return MappedMove(x, sharding, map, options, dtype).run()
     return reshard_tree(x, sharding, options, dtype)
 
 
@@ -233,27 +233,35 @@ def _dtype(leaf: Any) -> Any:
 
 
 @final
-class _Mapping:
-    """A move by a map: the sources, and what they become."""
+class MappedMove:
+    """A move by a map. When it is made everything is checked; nothing is communicated yet.
 
-    def __init__(self, x: Any, map_: KeyMap, dtype: Any) -> None:
-        self._what = "reshard"
+    Args:
+        x: see `reshard`.
+        sharding: see `reshard`.
+        map_: see `reshard`.
+        options: the other arguments.
+        dtype: see `reshard`.
+    """
+
+    def __init__(self, x: Any, sharding: Any, map_: KeyMap, options: Options, dtype: Any) -> None:
+        self._what = what = "reshard"
         self._world = here()
-        tree = named(x, self._what)
-        self._tree = tree
-        self._made = made_of(tree.arrays, tree.tied, map_, dtype, self._what)
+        self._tree = tree = named(x, what)
+        self._made = made_of(tree.arrays, tree.tied, map_, dtype, what)
         self._recipes, self._tied = self._made.recipes, self._made.tied
+        self._donate = flag_of(options.donate, what, "donate")
+        self._window = checked_window(options.max_bytes, what)
+        self._alive = alive_ids(options.alive, what)
+        self._progress = checked_progress(options.progress, what)
+        self._places = self._laid(sharding)
+        self._made.check(self._places)
 
-    def run(self, sharding: Any, options: Options) -> dict[str, Array]:
+    def run(self) -> dict[str, Array]:
         """Return the arrays by name."""
-        what, world = self._what, self._world
-        donate = flag_of(options.donate, what, "donate")
-        window = checked_window(options.max_bytes, what)
-        given = alive_ids(options.alive, what)
-        places = self._places(sharding)
-        self._made.check(places)
+        what, world, places = self._what, self._world, self._places
         arrays = placed_arrays(world, self._tree, what)
-        sources = {n: held(a, alive_part(world, a._type, given)) for n, a in arrays.items()}
+        sources = {n: held(a, alive_part(world, a._type, self._alive)) for n, a in arrays.items()}
         results = [
             Result(n, r, world.type_of(r.shape, r.dtype, places[n], True))
             for n, r in self._recipes.items()
@@ -265,17 +273,17 @@ class _Mapping:
         if world.ledgers:
             self._note(world, results, arrays)
         total = sum([b.volume * r.recipe.dtype.itemsize for r in results for b in _mine(world, r)])
-        progress = checked_progress(options.progress, what)
-        with telling(progress, "resharding", world=world, patient=world.process_count > 1) as tell:
-            made = move(world, results, sources, window, adding(tell, total))
+        patient = world.process_count > 1
+        with telling(self._progress, "resharding", world=world, patient=patient) as tell:
+            made = move(world, results, sources, self._window, adding(tell, total))
         found = {r.name: a for r, a in zip(results, made, strict=True)}
-        if donate:
+        if self._donate:
             for leaf in self._tree.arrays.values():
                 if type(leaf) is Array:
                     leaf.delete()
         return found | {alias: found[name] for alias, name in self._tied.items()}
 
-    def _places(self, sharding: Any) -> dict[str, Sharding]:
+    def _laid(self, sharding: Any) -> dict[str, Sharding]:
         """Return how each result is to be laid out."""
         what, names = self._what, [*self._recipes, *self._tied]
         if is_function(sharding):
