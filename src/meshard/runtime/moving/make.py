@@ -100,8 +100,9 @@ def device_put(
             the default device.
         src: accepted as in JAX, and not needed: an array knows where it is.
         donate: whether to delete the given arrays, once all have been placed; or a tree of bools.
-        may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
-            never with the memory of a NumPy array.
+        may_alias: False gives arrays that outlive the given ones, also where nothing moves, as
+            `Array.copy` does; or a tree of bools. Blocks are immutable and shared wherever they can
+            be, but never with the memory of a NumPy array.
 
     Returns:
         The tree with each leaf an `Array`, committed where a device was given.
@@ -128,7 +129,7 @@ def device_put(
     if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
         target = as_sharding(device, what, x.shape)
         check_same_values(x, [x], [target], what)
-        return placed(x, target)
+        return _outliving(x, placed(x, target), may_alias)
     if isinstance(x, (Sharding, Device)):
         raise ArgumentError(
             "device_put: the first argument is the array and the second says where; got "
@@ -155,8 +156,19 @@ def device_put(
             moved = moved_together(together, donate, what)
             for (leaf, target), result in zip(together, moved, strict=True):
                 results[id(leaf), target] = result
-    pairs = zip(leaves, targets, strict=True)
-    return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+    apart = prefix_leaves(may_alias, x, what, "may_alias")
+    return unflatten(
+        structure,
+        [
+            _outliving(leaf, results.get((id(leaf), target)), aliased)
+            for leaf, target, aliased in zip(leaves, targets, apart, strict=True)
+        ],
+    )
+
+
+def _outliving(leaf: Any, result: Any, aliased: Any) -> Any:
+    """Return a result; not the given array itself if that must not be aliased."""
+    return result.copy() if aliased is False and result is leaf and result is not None else result
 
 
 def _targets(device: Any, x: Any, leaves: Sequence[Any], what: str) -> list[Sharding | None]:
