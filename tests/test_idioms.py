@@ -105,6 +105,11 @@ def test_typed_keys_are_told_by_their_dtype() -> None:
     assert dtypes.float0 == meshard.grad(lambda x: x * 1.0, allow_int=True)(3).dtype
 
 
+def test_numbers_have_no_dtype_that_astype_could_keep() -> None:
+    assert mnp.astype(3, float, copy=False).dtype == np.float64
+    assert mnp.astype(np.float32(3), "float32", copy=False).dtype == np.float32
+
+
 @pytest.mark.parametrize("convert", [int, float])
 def test_complex_numbers_are_not_cut_to_real_ones(convert: Any) -> None:
     with pytest.raises(DtypeError, match="a number of dtype complex128 is complex"):

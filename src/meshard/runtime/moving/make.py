@@ -279,7 +279,7 @@ def make_array_from_callback(
             index of this process's devices; returns anything that NumPy converts to an array.
             Values that can still be changed elsewhere are copied.
         dtype: the dtype to convert the pieces to, within one kind of numbers; needed by a process
-            that holds none. By default that of the first piece.
+            that holds none. By default all pieces must have that of the first one.
 
     Returns:
         The array. If the callback raises, no array is made.
@@ -313,7 +313,8 @@ def make_array_from_callback(
             indices.setdefault(layout.piece_of[device.id], index)
     first: list[Block] = []
     empty: dict[Box, Block] = {}
-    wanted = None if dtype is None else dtype_of(dtype, what)
+    asked_for = None if dtype is None else dtype_of(dtype, what)
+    wanted = asked_for
 
     def value(piece: int) -> Block:
         if piece == probe and first:
@@ -327,9 +328,8 @@ def make_array_from_callback(
 
     def asked(piece: int) -> Block:
         given = as_host(data_callback(indices[piece]), what)
-        if wanted in (None, given.dtype) or not np.can_cast(given.dtype, wanted, "same_kind"):
-            return given
-        return given.astype(wanted)
+        fits = asked_for is not None and np.can_cast(given.dtype, asked_for, "same_kind")
+        return given.astype(asked_for, copy=False) if fits else given
 
     agree_to_make(world, what, whole, wanted, place)
     probe = min(indices, default=-1)
