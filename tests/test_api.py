@@ -24,7 +24,7 @@ PUBLIC_MODULES = (
     *("numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"),
     *("distributed", "multihost_utils", "experimental", "testing", "typing"),
     *("checkpoint", "checkpoint_policies", "ad_checkpoint", "array_api", "elastic", "optim"),
-    *("tree_util", "flatten_util", "nn.initializers"),
+    *("tree_util", "flatten_util", "nn.initializers", "dtypes"),
     "scipy",
 )
 

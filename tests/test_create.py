@@ -383,11 +383,30 @@ def test_values_are_copied():
 def test_an_array_is_taken_as_it_is():
     x = mnp.arange(5)
     assert mnp.asarray(x) is x
-    assert mnp.array(x, dtype=int) is x
+    assert mnp.array(x, dtype=int, copy=None) is x
     assert mnp.asarray(x, copy=False) is x
     assert mnp.asarray(x, "f4").dtype == np.float32
     y = mnp.copy(x)
     x.delete()
+    assert y.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        mnp.array,
+        lambda x: mnp.array(x, dtype=float, copy=True),
+        lambda x: mnp.asarray(x, copy=True),
+        lambda x: meshard.device_put(x, may_alias=False),
+        lambda x: meshard.device_put(x, x.sharding, may_alias=False),
+        lambda x: meshard.device_put([x, None], may_alias=[False, None])[0],
+    ],
+)
+def test_a_copy_outlives_the_donation_of_what_it_was_made_of(copied):
+    x = mnp.arange(5.0)
+    y = copied(x)
+    meshard.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert x.is_deleted()
     assert y.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -34,7 +34,7 @@ DOORS = frozenset(
     {"numpy", "lax", "random", "sharding", "debug", "tree", "nn", "config", "gda", "resharding"}
     | {"ad_checkpoint", "checkpoint_policies", "optim", "scipy"}
     | {"checkpoint", "elastic", "distributed", "multihost_utils", "experimental", "typing"}
-    | {"array_api", "flatten_util", "tree_util"}
+    | {"array_api", "dtypes", "flatten_util", "tree_util"}
 )
 ROOF = frozenset({"cli", "testing"})
 # The package itself, its version (seen by all), and `python -m meshard`.

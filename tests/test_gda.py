@@ -427,6 +427,9 @@ def test_dtype_converts_within_a_kind(make):
     assert (x.dtype, x.local_data(0).dtype) == (np.float32, np.float32)
     y = make(grid(), lambda i: mnp.asarray(GRID[i]), dtype="float32")
     assert y.local_data(0).dtype == np.float32
+    # NumPy takes None for float64, so that float64 is not the same as no dtype at all.
+    wide = make(grid(), lambda i: cut(i).astype(np.float32), dtype="float64")
+    assert (wide.dtype, wide.local_data(0).dtype) == (np.float64, np.float64)
     with pytest.raises(ShardingError, match=r"expected dtype int32 .* has dtype float64"):
         make(grid(), cut, dtype="int32")
     with pytest.raises(DtypeError, match="not a numeric dtype"):

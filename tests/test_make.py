@@ -395,12 +395,19 @@ def test_a_callbacks_wrong_dtype_names_the_index():
     def mixed(index: Any) -> np.ndarray:
         return GRID[index].astype(np.float32 if index[0].start == 4 else np.float64)
 
+    def narrow_first(index: Any) -> np.ndarray:
+        return GRID[index].astype(np.float32 if index[0].start == 0 else np.float64)
+
     def body() -> None:
         with pytest.raises(ShardingError, match=r"dtype float64 for index \[4:6, 0:4\], but got f"):
             meshard.make_array_from_callback((8, 4), split("i"), mixed)
+        with pytest.raises(ShardingError, match=r"dtype float32 for index \[2:4, 0:4\], but got f"):
+            meshard.make_array_from_callback((8, 4), split("i"), narrow_first)
         x = meshard.make_array_from_callback((8, 4), split("i"), mixed, dtype=np.float32)
         assert x.dtype == np.float32
         np.testing.assert_array_equal(x, GRID.astype(np.float32))
+        x = meshard.make_array_from_callback((8, 4), split("i"), mixed, dtype=np.float64)
+        assert x.dtype == np.float64
         with pytest.raises(ShardingError, match=r"dtype int32 for index \[0:2, 0:4\], but got fl"):
             meshard.make_array_from_callback((8, 4), split("i"), mixed, np.int32)
         bf = meshard.make_array_from_callback((8, 4), split("i"), mixed, ml_dtypes.bfloat16)

@@ -201,6 +201,7 @@ from meshard.ops.array.take import (
     take as take,
     take_along_axis as take_along_axis,
 )
+from meshard.ops.dtypes.kinds import issubdtype as issubdtype
 from meshard.ops.linalg.contract import (
     dot as dot,
     inner as inner,
@@ -247,7 +248,15 @@ from meshard.ops.made.casts import (
     int16 as int16,
     int32 as int32,
     int64 as int64,
+    int2 as int2,
+    int4 as int4,
     int8 as int8,
+    uint2 as uint2,
+    uint4 as uint4,
+    float8_e3m4 as float8_e3m4,
+    float8_e4m3 as float8_e4m3,
+    float8_e8m0fnu as float8_e8m0fnu,
+    float4_e2m1fn as float4_e2m1fn,
     int_ as int_,
     intc as intc,
     intp as intp,
@@ -466,7 +475,6 @@ floating = _numpy.floating
 complexfloating = _numpy.complexfloating
 dtype = _numpy.dtype
 ndarray = _Array
-issubdtype = _numpy.issubdtype
 newaxis = None
 s_ = _numpy.s_
 index_exp = _numpy.index_exp

@@ -79,7 +79,7 @@ def made_buffers(
         if not (type(held[0]) is Array and held[0].is_fully_addressable):
             held[0] = as_host(held[0], what)
         own = held[0].dtype
-        if target not in (None, own) and np.can_cast(own, target, "same_kind"):
+        if target is not None and own != target and np.can_cast(own, target, "same_kind"):
             held[0] = held[0].astype(target)
         wanted = _checked(what, "what data_callback returned", places, device, held[0], wanted)
         buffers.append(_put(what, held, device))

@@ -33,7 +33,6 @@ from meshard.ops.engine.later import make_later, when_laid_out
 from meshard.ops.row import Dtype
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.in_place import writing
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import (
     as_array,
@@ -143,9 +142,10 @@ def array(
     """Make an array of numbers, nested lists, or anything that NumPy takes.
 
     Args:
-        object: the value; it is copied, so that later changes to it do not show.
+        object: the value; it is copied, so that later changes to it do not show. A copy of an
+            `Array` shares its memory, and outlives its deletion and its donation.
         dtype: the dtype; by default NumPy's, with Python floats in the default float.
-        copy: False refuses to copy; arrays are immutable, so that an `Array` never needs to be.
+        copy: False refuses to copy; None gives an `Array` back as it is where nothing changes.
         order: None, ``"K"``, ``"C"`` or ``"A"``, as in NumPy, where it is about memory.
         ndmin: the least number of dims; dims of size one are put in front.
         device: a Sharding or Device for the result, or ``x.device`` of another array, whose devices
@@ -167,8 +167,6 @@ def array(
     wanted = None if dtype is None else as_dtype(dtype)
     if is_array(value):
         result = value if wanted is None else value.astype(wanted, copy=False)
-        if result is object and copy and writing():
-            result = result.copy()
     else:
         host = as_host(value, "array", wanted)
         shape = (1,) * (ndmin - host.ndim) + host.shape
@@ -188,7 +186,7 @@ def array(
             f"array: copy=False, but a copy is needed to make {result.aval.str_short()} of a "
             f"{type(object).__name__}. Leave out copy=False."
         )
-    return result
+    return result.copy() if copy and result is object and type(result) is Array else result
 
 
 @checked

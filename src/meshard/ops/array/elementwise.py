@@ -520,6 +520,7 @@ def astype(
     dtype('float32')
     """
     wanted = as_dtype(dtype)
-    same = not copy and getattr(x, "dtype", None) == wanted
+    own = getattr(x, "dtype", None)
+    same = not copy and own is not None and own == wanted  # NumPy takes None for float64
     found = as_array(x) if same else bind("astype", x, dtype=wanted)
     return found if device is None else moved_to(found, device, "astype")

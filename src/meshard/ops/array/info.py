@@ -14,7 +14,7 @@ from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, DtypeError, MeshardError, did_you_mean
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, common_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home
@@ -96,6 +96,9 @@ def isdtype(dtype: DtypeLike, kind: Any) -> bool:
             return bool(given == np.dtype(kind))
     if given in SMALL_FLOATS or given == np.float16:
         return kind in ("real floating", "numeric")
+    if given in BYTES:
+        word = "unsigned integer" if BYTES[given].kind == "u" else "signed integer"
+        return kind in (word, "integral", "numeric")
     return given.name in _KINDS[kind]
 
 
@@ -142,6 +145,8 @@ def finfo(type: DTypeLike | ArrayLike, /) -> np.finfo[Any]:
     1.1920928955078125e-07
     """
     with _refusing("finfo", "type", type):
+        if type is None:
+            raise TypeError("None is not a dtype")
         return _finfo(_dtype(type))
 
 

@@ -249,7 +249,7 @@ def _check_dtype(how: str, dtype: Dtype) -> None:
         given = _COMBINE[how](np.ones(1, dtype), np.ones(1, dtype)).dtype
     except TypeError:
         given = None
-    if given != dtype:
+    if given is None or given != dtype:
         became = "is not possible" if given is None else f"would make it {given}"
         raise DtypeError(
             f"x.at[...].{how}: for an array of {dtype} this {became}; convert it first with "

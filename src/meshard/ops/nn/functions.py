@@ -301,6 +301,8 @@ def softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -> Ar
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "softmax")
+    if not value.size:
+        return value
     if where is None:
         weights = bind("exp", value - _top(value, dims))
         return weights / sum_(weights, dims, keepdims=True)
@@ -348,6 +350,8 @@ def log_softmax(x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None) -
     """
     value = _float(x)
     dims = normalised_axes(axis, value.ndim, "log_softmax")
+    if not value.size:
+        return value
     if where is None:
         shifted = value - _top(value, dims)
         return shifted - bind("log", sum_(bind("exp", shifted), dims, keepdims=True))

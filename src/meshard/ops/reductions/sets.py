@@ -652,8 +652,8 @@ def argwhere(
     [[0, 1], [1, 0]]
     """
     x = as_array(a)
-    if not x.ndim:
-        raise ShapeError("argwhere: an array without dims has no positions.")
+    if not x.ndim:  # one row without columns, or none
+        return argwhere(ravel(x), size=size)[:, :0]
     return stack(list(nonzero(x, size=size, fill_value=fill_value)), axis=1)
 
 

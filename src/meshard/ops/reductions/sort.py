@@ -297,9 +297,17 @@ class _Searched(Advised):
         return bind("search_pieces", x, values, everywhere(firsts), side=side)
 
 
+_SEARCHES = ("scan", "scan_unrolled", "sort", "compare_all")
+
+
 @checked
 def searchsorted(
-    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None
+    a: ArrayLike,
+    v: ArrayLike,
+    side: str = "left",
+    sorter: ArrayLike | None = None,
+    *,
+    method: str = "scan",
 ) -> Array:
     """Return where values would be inserted in a sorted array to keep it sorted.
 
@@ -313,10 +321,11 @@ def searchsorted(
         v: the values, of any shape.
         side: ``"left"`` for the first place, ``"right"`` for the last.
         sorter: positions that sort ``a``, as from `argsort`.
+        method: one of JAX's words, which say how XLA searches; each has the same result.
 
     Raises:
         ShapeError: if ``a`` has not one dim.
-        ArgumentError: if ``side`` is another word.
+        ArgumentError: if ``side`` or ``method`` is another word.
 
     >>> import meshard.numpy as mnp
     >>> mnp.searchsorted(mnp.asarray([1, 2, 2, 3]), mnp.asarray([2, 9])).tolist()
@@ -328,6 +337,7 @@ def searchsorted(
             f"searchsorted: the array to search must have one dim, but its shape is {x.shape}."
         )
     choice_of(side, ("left", "right"), "searchsorted", "side")
+    choice_of(method, _SEARCHES, "searchsorted", "method")
     if sorter is not None:
         order = as_array(sorter)
         if order.shape != x.shape:

@@ -19,6 +19,7 @@ from meshard.errors import (
     ArgumentError,
     ConfigError,
     DeletedArrayError,
+    DtypeError,
     IndexingError,
     NotAddressableError,
 )
@@ -441,11 +442,19 @@ class Array(InPlace, ArrayMethods, Drawn, metaclass=_OneArrayType):
             )
         return bool(_read(self, "bool()").reshape(())[()])
 
+    def _real(self, kind: str) -> Any:
+        if self.dtype.kind == "c":
+            raise DtypeError(
+                f"{kind}(): a number of dtype {self.dtype} is complex. Take x.real, x.imag or "
+                "abs(x) first, or complex(x)."
+            )
+        return self._scalar(kind)
+
     def __int__(self) -> int:
-        return int(self._scalar("int"))
+        return int(self._real("int"))
 
     def __float__(self) -> float:
-        return float(self._scalar("float"))
+        return float(self._real("float"))
 
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))

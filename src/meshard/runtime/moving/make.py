@@ -100,8 +100,9 @@ def device_put(
             the default device.
         src: accepted as in JAX, and not needed: an array knows where it is.
         donate: whether to delete the given arrays, once all have been placed; or a tree of bools.
-        may_alias: accepted as in JAX; blocks are immutable and shared wherever they can be, but
-            never with the memory of a NumPy array.
+        may_alias: False gives arrays that outlive the given ones, also where nothing moves, as
+            `Array.copy` does; or a tree of bools. Blocks are immutable and shared wherever they can
+            be, but never with the memory of a NumPy array.
 
     Returns:
         The tree with each leaf an `Array`, committed where a device was given.
@@ -128,7 +129,7 @@ def device_put(
     if (type(x) is Array or isinstance(x, np.ndarray)) and donate is False:
         target = as_sharding(device, what, x.shape)
         check_same_values(x, [x], [target], what)
-        return placed(x, target)
+        return _outliving(x, placed(x, target), may_alias)
     if isinstance(x, (Sharding, Device)):
         raise ArgumentError(
             "device_put: the first argument is the array and the second says where; got "
@@ -155,8 +156,19 @@ def device_put(
             moved = moved_together(together, donate, what)
             for (leaf, target), result in zip(together, moved, strict=True):
                 results[id(leaf), target] = result
-    pairs = zip(leaves, targets, strict=True)
-    return unflatten(structure, [results.get((id(leaf), t)) for leaf, t in pairs])
+    apart = prefix_leaves(may_alias, x, what, "may_alias")
+    return unflatten(
+        structure,
+        [
+            _outliving(leaf, results.get((id(leaf), target)), aliased)
+            for leaf, target, aliased in zip(leaves, targets, apart, strict=True)
+        ],
+    )
+
+
+def _outliving(leaf: Any, result: Any, aliased: Any) -> Any:
+    """Return a result; not the given array itself if that must not be aliased."""
+    return result.copy() if aliased is False and result is leaf and result is not None else result
 
 
 def _targets(device: Any, x: Any, leaves: Sequence[Any], what: str) -> list[Sharding | None]:
@@ -267,7 +279,7 @@ def make_array_from_callback(
             index of this process's devices; returns anything that NumPy converts to an array.
             Values that can still be changed elsewhere are copied.
         dtype: the dtype to convert the pieces to, within one kind of numbers; needed by a process
-            that holds none. By default that of the first piece.
+            that holds none. By default all pieces must have that of the first one.
 
     Returns:
         The array. If the callback raises, no array is made.
@@ -301,7 +313,8 @@ def make_array_from_callback(
             indices.setdefault(layout.piece_of[device.id], index)
     first: list[Block] = []
     empty: dict[Box, Block] = {}
-    wanted = None if dtype is None else dtype_of(dtype, what)
+    asked_for = None if dtype is None else dtype_of(dtype, what)
+    wanted = asked_for
 
     def value(piece: int) -> Block:
         if piece == probe and first:
@@ -315,9 +328,8 @@ def make_array_from_callback(
 
     def asked(piece: int) -> Block:
         given = as_host(data_callback(indices[piece]), what)
-        if wanted in (None, given.dtype) or not np.can_cast(given.dtype, wanted, "same_kind"):
-            return given
-        return given.astype(wanted)
+        fits = asked_for is not None and np.can_cast(given.dtype, asked_for, "same_kind")
+        return given.astype(asked_for, copy=False) if fits else given
 
     agree_to_make(world, what, whole, wanted, place)
     probe = min(indices, default=-1)

@@ -143,8 +143,7 @@ def mesh_axes_only(axes: Axes, what: str, why: str) -> None:
 def positions(axes: Axes) -> int:
     """Return the number of positions along axes that are bound here."""
     interpreter = innermost()
-    assert interpreter is not None
-    if len(axes) == 1 and type(axes[0]) is str:
+    if interpreter is not None and len(axes) == 1 and type(axes[0]) is str:
         return interpreter.axis_sizes[axes[0]]
     return count_of(axes)
 

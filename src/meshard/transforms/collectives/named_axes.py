@@ -543,7 +543,8 @@ def axis_index(axis_name: AxisName) -> Array:
     >>> f(np.full(4, 10)).tolist()
     [10, 11, 12, 13]
     """
-    return axis_index_over(bound_axes(axis_name, "axis_index"))
+    axes = bound_axes(axis_name, "axis_index")
+    return axis_index_over(axes) if axes else as_array(np.int32(0))
 
 
 def axis_size(axis_name: AxisName) -> int:
