@@ -305,7 +305,7 @@ def _processes(mesh: Mesh, axes: Sequence[tuple[str, ...]]) -> Any:
     """Return the processes of the devices of each cell."""
     tensor = device_tensor(mesh.device_ids, mesh.axis_names, axes)
     process = {d.id: d.process_index for d in mesh.flat_devices}
-    return np.vectorize(process.__getitem__, otypes=[np.int64])(tensor)
+    return np.array([process[d] for d in tensor.ravel().tolist()], np.int64).reshape(tensor.shape)
 
 
 @final

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import lru_cache
 
 Whereabouts = tuple[str, int, str]
 """A process's host, its number there, and when it began."""
@@ -14,7 +15,13 @@ Whereabouts = tuple[str, int, str]
 
 def whereabouts() -> Whereabouts:
     """Return where this process is."""
-    return socket.gethostname(), os.getpid(), state_of(os.getpid())[1]
+    return socket.gethostname(), os.getpid(), _begun(os.getpid())
+
+
+@lru_cache(maxsize=1)  # a child has another number
+def _begun(pid: int) -> str:
+    """Return when this process began."""
+    return state_of(pid)[1]
 
 
 def state_of(pid: int) -> tuple[str, str]:
