@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Rendezvous
 from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.whereabouts import state_of, whereabouts
 from meshard.runtime.settings import RENDEZVOUS, TIMEOUT
 
 
@@ -246,3 +248,9 @@ def test_who_shares_memory_is_the_same_on_all() -> None:
     assert shared_hosts(rooms, (0, 0, 1, 1, -5, -6), alone) == (0, 0, 1, 1, -5, -6)
     assert shared_hosts({"a": [0, 1]}, (-1, -2), {0: set(), 1: set()}) is None
     assert shared_hosts({"a": [0, 1]}, (-1, -2), {0: {1}, 1: {0}}) == (-1, -1)
+
+
+def test_a_process_says_when_it_began() -> None:
+    host, number, begun = whereabouts()
+    assert (host, number) == (socket.gethostname(), os.getpid())
+    assert begun == state_of(os.getpid())[1]
