@@ -1,6 +1,8 @@
 """The door up: `bind` goes to the innermost interpreter, methods to installed functions."""
 
 import ast
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import meshard
 import meshard.lax
 import meshard.numpy as mnp
+import meshard.random
 from meshard.errors import ArgumentError, MeshardError
 from meshard.ops.engine.eager import Eager
 from meshard.ops.row import REGISTRY
@@ -154,3 +157,27 @@ def test_a_method_that_has_no_operation_says_so(monkeypatch):
     monkeypatch.setattr(primitive._DOORS, "functions", functions)
     with pytest.raises(ArgumentError, match="sum: this version of meshard has no such operation"):
         mnp.ones(2).sum()
+
+
+_UNKNOWN = """
+import ast, importlib, sys
+door = importlib.import_module(sys.argv[1])
+for name in dir(door):
+    getattr(door, name)
+from meshard.ops.row import REGISTRY
+for name, module in sorted(sys.modules.items()):
+    if name.startswith("meshard.ops.") and module.__file__:
+        for node in ast.walk(ast.parse(open(module.__file__, encoding="utf-8").read())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "bind":
+                row = node.args[0]
+                if isinstance(row, ast.Constant) and row.value not in REGISTRY:
+                    print(name, row.value)
+"""
+"""Prints the rows that modules bind, where no module registers them that a door loads."""
+
+
+@pytest.mark.parametrize("door", ["numpy", "nn", "random", "lax", "optim", "scipy.linalg"])
+def test_a_door_loads_the_rows_that_its_functions_bind(door: str) -> None:
+    program = [sys.executable, "-W", "ignore", "-c", _UNKNOWN, f"meshard.{door}"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == []

@@ -20,6 +20,7 @@ from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import accumulator, default_float, is_float, is_whole
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
 from meshard.ops.engine.later import when_laid_out
+from meshard.ops.lax.special import bessel_i0e
 from meshard.ops.reductions.scan import cumsum, diff
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
@@ -357,4 +358,4 @@ def i0(x: ArrayLike) -> Array:
         raise DtypeError(f"i0: takes real numbers, not {value.dtype}.")
     if is_whole(value.dtype):
         value = value.astype(default_float())
-    return bind("multiply", bind("exp", bind("absolute", value)), bind("bessel_i0e", value))
+    return bind("multiply", bind("exp", bind("absolute", value)), bessel_i0e(value))
