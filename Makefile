@@ -25,9 +25,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 # What users may add, and the tests use.
 EXTRAS := checkpoint,demo,fast,mpi
 
-# The files that take long start first: tests/conftest.py orders them. A sixth of the time tests wait
-# for processes, so that there is one worker more than two cores.
-PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder
+# The files that take long start first: tests/conftest.py orders them.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 SCAN_ARGS ?=
 TREES ?=

@@ -15,6 +15,15 @@ from tests import growing
 from tests.growing import SIZES, Crowd
 
 WORK = ["-m", "tests.growing", "work"]
+IMPATIENT = """
+import os, runpy, sys
+from meshard.mpi import joining
+
+joining._say = lambda text: os.kill(os.getpid(), 9)
+sys.argv = ["", "work"]
+runpy.run_module("tests.growing", run_name="__main__")
+"""
+"""A process that dies as soon as it waits to join."""
 
 
 @pytest.fixture
@@ -54,10 +63,7 @@ def test_a_job_goes_on_with_newcomers_only(crowd: Crowd) -> None:
     """
     crowd.start(MESHARD_JOB="growing")
     crowd.wait(lambda one: "began" in one)
-    early = crowd.start(MESHARD_JOIN="growing")
-    while not any("waits to join" in line for line in crowd.complaints):
-        crowd.read(0.1)
-    early.kill()
+    assert crowd.start("-c", IMPATIENT, MESHARD_JOIN="growing").wait(60) == -9
     for _ in range(3):
         crowd.start(MESHARD_JOIN="growing")
     crowd.wait(lambda one: one["count"] == 4 and "pause" in one, 4)
