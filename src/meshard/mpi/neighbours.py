@@ -384,10 +384,9 @@ class Neighbours:
         for mailbox in self._mailboxes.values():
             mailbox.hold(())
 
-    def knock(self) -> None:
-        """Write an empty letter, of which only the stamp matters, to all that have a free slot."""
-        for mailbox in self._mailboxes.values():
-            mailbox.post(b"")
+    def knock(self, peers: Iterable[int]) -> list[int]:
+        """Write an empty letter, of which only the stamp matters; return who has no free slot."""
+        return [peer for peer in peers if not self._mailboxes[peer].post(b"")]
 
     def tell(self, peer: int, letter: Block) -> Waiting:
         """Send some bytes."""

@@ -161,7 +161,10 @@ class Near:
         steps, here = self._steps, self._steps.step
         first = self._me if culprit is None else culprit
         steps.call, steps.step, steps.culprit = steps.call + 1, 0, first + 1  # of no step
-        self._near.knock()
+        left, until = self._near.knock(self._others), time.monotonic() + _OFTEN
+        while left and time.monotonic() < until:  # they read what was written before
+            time.sleep(1e-3)
+            left = self._near.knock(left)
         steps.call, steps.step, steps.culprit = steps.call - 1, here, 0
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -249,8 +252,9 @@ class Near:
                 slept = patience.slept(self._near.place(wanted) if alone else None)
                 if slept and time.monotonic() - looked > _OFTEN:
                     looked = time.monotonic()
-                    gone = any(is_gone(self._callings[rank]) for rank in self._others)
-                    self._look({rank for ranks, _ in jobs for rank in ranks}, looked - begun)
+                    awaited = {rank for ranks, _ in jobs for rank in ranks}
+                    gone = any(is_gone(self._callings[rank]) for rank in awaited)
+                    self._look(awaited, looked - begun)
         finally:
             patience.end()
             for _, unfinished in jobs:
@@ -262,7 +266,7 @@ class Near:
         """Look for what makes waiting for some ranks vain."""
         for rank in sorted(ranks):
             stamp = self._near.refused(rank)
-            if stamp is not None:
+            if stamp is not None and stamp > self._steps.stamp(rank):  # not of a call before
                 first = stamp[2] - 1 if stamp[2] else rank
                 raise LostError("it has left this call, as after an interrupt", first)
         if waited > self._seconds:
