@@ -380,7 +380,7 @@ class Neighbours:
             self._arena.lend(lease, [mailbox.place for mailbox in left], -1)
 
     def leave(self) -> None:
-        """Drop what has come of letters whose rest is no longer waited for."""
+        """Forget letters of which only a part has come; the rest is not awaited any more."""
         for mailbox in self._mailboxes.values():
             mailbox.hold(())
 

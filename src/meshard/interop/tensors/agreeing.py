@@ -303,8 +303,8 @@ def initialize(group: Any = None) -> None:
 
     Raises:
         ArgumentError: if ``group`` is not a process group, or does not have this rank.
-        ConfigError: if there is no process group, it does not have all ranks, or meshard has been
-            used already, unless these are its processes.
+        ConfigError: if there is no process group, the group lacks some ranks, or meshard was used
+            before this call and has other processes.
 
     >>> initialize()
     Traceback (most recent call last):

@@ -128,7 +128,7 @@ class Donated:
             return 0
         if storage.resizable():
             storage.resize_(0)
-        else:  # it is not PyTorch's own; whoever else refers to it keeps it
+        else:  # PyTorch does not own this memory; other references keep it alive
             for owner in owners:
                 _empty(owner)
         return nbytes

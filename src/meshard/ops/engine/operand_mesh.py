@@ -26,7 +26,7 @@ from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import RuntimeWorld, here
 
 SMALL = 256
-"""Up to so many devices it is kept how factors and placements lie on a mesh."""
+"""The most devices of a mesh for which the places of factors and operands are remembered."""
 _MOST = 64
 """How many shardings are kept with a mesh."""
 

@@ -30,8 +30,8 @@ _RUN = 1 << 15
 """Bytes that lie side by side in a file from which it pays to read them to their places at once."""
 _UNBALANCED = 1.1
 _SHARES, _FEWEST, _MANY = 16, 4, 1 << 16
-"""Slabs of each of several processes at least, so that they read about equally much; and of very
-many processes, each of which plans all slabs, at least so many that there are so many in all."""
+"""The fewest slabs for each of several processes, so that they read about equally much. Every
+process plans all slabs: where 16 each would be more than 65,536 in all, 4 each may do."""
 
 
 def slab_bytes_of(window: int | None, processes: int, threads: int) -> int:
