@@ -18,7 +18,7 @@ from meshard.algebra.arguments import integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.interop.tensors.agreeing import check_group, checked_by_all, known_ranks
 from meshard.interop.tensors.convert import dtensor
-from meshard.interop.tensors.loading import distributed, torch
+from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.planning import Options
 from meshard.interop.tensors.reshard import Job
@@ -178,7 +178,7 @@ def _roles(buf: Any, ends: Sequence[_End], what: str) -> list[Any]:
 
 def _checked(buf: Any, need: int, what: str) -> str:
     """Return the name of a buffer's dtype, if the buffer is one."""
-    if not isinstance(buf, torch.Tensor) or type(buf).__name__ == "DTensor":
+    if not isinstance(buf, torch.Tensor) or isinstance(buf, DTensor):
         raise ArgumentError(f"{what}: buf must be a tensor of this rank, not {shown(buf)}.")
     if not buf.is_contiguous():
         raise ArgumentError(
