@@ -32,7 +32,7 @@ from meshard.errors import ArgumentError, ConcretizationError, MeshardError, Sha
 from meshard.sharding import NamedSharding, P
 from meshard.testing import simulate
 from tests.test_api import public_names
-from tests.tracebacks import internal_frames
+from tests.tracebacks import ROOT, internal_frames
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +147,7 @@ def test_a_traceback_ends_at_the_users_line(name: str) -> None:
     assert internal_frames(error) == []
     if "NumPy" not in name:
         assert lines(error) == expected
-    assert "meshard/" not in "".join(traceback.format_exception(error)).replace("tests/", "")
+    assert ROOT not in "".join(traceback.format_exception(error))
 
 
 def test_what_formats_the_exception_makes_no_difference() -> None:

@@ -7,6 +7,7 @@ they are for users, and where each error was raised is still known.
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ import meshard
 from meshard.algebra import boundary
 from meshard.algebra.boundary import TRACEBACK
 
-ROOT = str(Path(meshard.__file__).parent)
+ROOT = str(Path(meshard.__file__).parent) + os.sep
+"""Where the library's files are, whatever the folders above it are called."""
 Origin = Callable[[BaseException], traceback.FrameSummary]
 
 

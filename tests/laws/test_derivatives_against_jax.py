@@ -25,6 +25,7 @@ from meshard.errors import MeshardError
 from meshard.runtime.trees import trees
 from tests.corpus import ENTRIES, Entry
 from tests.misuses import MISUSES
+from tests.tracebacks import ROOT
 from tests.transformed_calls import CALLS, DIFFERENT
 from tests.worlds import whole
 
@@ -220,7 +221,7 @@ def difference(found: Any, expected: Any) -> str | None:
         if isinstance(found, MeshardError):
             return None if len(str(found)) > 40 else f"short: {found}"
         ours = traceback.extract_tb(found.__traceback__)[-1].filename
-        return f"raised at {ours}: {found!r}" if "meshard/src" in ours else None
+        return f"raised at {ours}: {found!r}" if ours.startswith(ROOT) else None
     if isinstance(found, Exception):
         return f"refused: {found}"
     own, others = _leaves(found), _leaves(expected)
