@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, final
 
@@ -25,7 +26,7 @@ from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
-from meshard.runtime.processes.watchdog import ENDED, Watchdog
+from meshard.runtime.processes.watchdog import ENDED, Watchdog, given_up
 from meshard.runtime.processes.whereabouts import launcher, parent_of, state_of
 
 _SHORT = 3500
@@ -38,6 +39,12 @@ _HEARD = 0.2
 """Seconds before a job is aborted: mpiexec may drop what was written but has not reached it."""
 _COURTESY = 2.0
 """Seconds that a process that has failed gives the others to report it too."""
+
+_SEGMENT = "/dev/shm/sm_segment."
+"""How the files begin in which Open MPI's processes of a host share memory."""
+_DISMISSED = getattr(signal, "SIGRTMIN", 34) + 11
+"""The signal by which a process of this host is told that it was given up. It waits for one that is
+stopped, whoever has ended meanwhile; and no library is known to use it."""
 
 Show = Callable[[], None]
 
@@ -87,6 +94,7 @@ class ProcessExit:
         self._goodbye(ENDED)
         while not self._watchdog.all_ended():
             if self._watchdog.any_failed():
+                self._watchdog.give_up_the_stopped()
                 self._wait_for_reports()
                 self._channel.flush(_FLUSH)
                 return False
@@ -119,6 +127,7 @@ class ProcessExit:
         """
         watchdog, me = self._watchdog, self._watchdog.agreement.index
         watchdog.end()
+        watchdog.hear()  # a process that was given up ends here: the job is none of its business
         in_vain = isinstance(error, TransportError)
         self._keeper.say(told.GAVE_UP if in_vain else told.FAILED)
         if not in_vain:
@@ -198,6 +207,54 @@ def speak_when_ended(watchdog: Watchdog) -> None:
         return
 
 
+def dismiss(pid: int, begun: str) -> None:
+    """Tell a process of this host, even if it is stopped, that the others have given it up.
+
+    Args:
+        pid: its number.
+        begun: when it began.
+    """
+    if begun and state_of(pid)[1] == begun:
+        with contextlib.suppress(OSError):
+            os.kill(pid, _DISMISSED)
+
+
+def end_when_dismissed(index: int, *, launched: bool) -> None:
+    """End this process as soon as it goes on after the others have given it up.
+
+    Args:
+        index: its number.
+        launched: whether mpiexec has started it.
+    """
+    born = depth()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if depth() == born:
+            end_alone(given_up(index, "the others"), launched=launched)
+
+    with contextlib.suppress(ValueError):  # not the main thread: the signal ends it, without a word
+        signal.signal(_DISMISSED, end)
+
+
+def end_alone(why: str, *, launched: bool) -> NoReturn:
+    """End this process, and none but it.
+
+    One that mpiexec has started ends as one that was killed, which others may outlive: mpiexec ends
+    the job of a process that ends by itself with an error.
+
+    Args:
+        why: what is written to the standard error.
+        launched: whether mpiexec has started it.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"meshard: {why}\n".encode())
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+        sys.stdout.flush()
+    if launched:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
 def end_cut_off(process: int) -> NoReturn:
     """End this process, and Open MPI's daemon that has started it: their host is cut off."""
     sys.stderr.write(
@@ -205,6 +262,7 @@ def end_cut_off(process: int) -> NoReturn:
     )
     sys.stderr.flush()
     sys.stdout.flush()
+    _remove_segments()
     name, above = parent_of(parent := os.getppid())
     while name and name != "prted":  # a shell, for example
         name, above, parent = *parent_of(above), above
@@ -215,6 +273,15 @@ def end_cut_off(process: int) -> NoReturn:
             os.kill(parent, signal.SIGKILL)
         name, above, parent = *parent_of(above), above
     os._exit(1)
+
+
+def _remove_segments() -> None:
+    """Remove the memory that Open MPI shares on this host: its daemon, which would, is killed."""
+    with contextlib.suppress(OSError):
+        mapped = Path("/proc/self/maps").read_text(errors="replace").split()
+        for job in {path.rpartition(".")[0] for path in mapped if path.startswith(_SEGMENT)}:
+            for path in Path(job).parent.glob(f"{Path(job).name}.*"):
+                path.unlink(missing_ok=True)
 
 
 def tell_launcher() -> None:

@@ -334,7 +334,12 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
         transport: how it reaches the others.
         ours: whether MPI was started here, and so is to be ended here.
     """
-    from meshard.mpi.ending import ProcessExit, end_on_error, speak_when_ended
+    from meshard.mpi.ending import (
+        ProcessExit,
+        end_on_error,
+        end_when_dismissed,
+        speak_when_ended,
+    )
 
     def abort() -> NoReturn:
         transport.channel.close()
@@ -347,6 +352,7 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
     ending = ProcessExit(transport.watchdog, transport.channel, abort)
     end_on_error(ending)
     speak_when_ended(transport.watchdog)
+    end_when_dismissed(transport.index, launched=mpi is not None)
 
     def finish() -> None:
         if ending.is_copy:

@@ -11,12 +11,12 @@ import socket
 import sys
 import time
 import zlib
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 from mpi4py import MPI
 
-from meshard.mpi.ending import end_cut_off
+from meshard.mpi.ending import dismiss, end_alone, end_cut_off
 from meshard.mpi.lifelines import Gather, Gone, Lifelines
 from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import ENDED, Closed
@@ -188,6 +188,15 @@ class MpiSideChannel(Closed):
         if state in ("T", "t"):
             return f"is stopped (pid {pid})", STOPPED.value == "fail"
         return None
+
+    def dismiss(self, peer: int) -> None:
+        """Tell a process that was given up, if it is of this host: also one that is stopped."""
+        if peer in self._known:
+            dismiss(*self._known[peer])
+
+    def dismissed(self, how: str) -> NoReturn:
+        """End this process, which others have given up, and none but this one."""
+        end_alone(how, launched=True)
 
     def _ask_neighbours(self, peer: int) -> None:
         """Ask processes of a process's host how it is."""

@@ -15,9 +15,10 @@ import time
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol, final
+from typing import Any, NoReturn, Protocol, final
 
 from meshard.errors import TransportError
+from meshard.mpi.ending import dismiss, end_alone
 from meshard.mpi.outside.far import Far
 from meshard.mpi.outside.porter import DATA, SIDE, Porter, Ticket
 from meshard.runtime.lines.connecting import connect
@@ -191,6 +192,18 @@ class OpenChannel:
         if line is not None and line.closed:
             return f"has died, or cannot be reached any more ({line.reason})", True
         return None
+
+    def dismiss(self, peer: int) -> None:
+        """Tell a process that was given up, if it is of this host: also one that is stopped."""
+        if self._inner is not None and peer < self._first:
+            self._inner.dismiss(peer)
+        else:
+            _, pid, begun = self._places.get(peer, ("", 0, ""))
+            dismiss(pid, begun)
+
+    def dismissed(self, how: str) -> NoReturn:
+        """End this process, which others have given up, and none but this one."""
+        end_alone(how, launched=self._inner is not None)
 
     def notice(self, text: str) -> None:
         """Write to the standard error."""

@@ -87,7 +87,10 @@ class Eyes(Protocol):
         """Reach processes that are to take part, so that letters get to them."""
 
     def is_gone(self, peer: int) -> bool:
-        """Whether a process has died, or has ended its program."""
+        """Whether a process has died, was given up, or has ended its program."""
+
+    def dismiss(self, peers: Iterable[int]) -> None:
+        """Tell processes that live that the others go on without them."""
 
 
 @final
@@ -195,6 +198,7 @@ class Membership:
             mine = self._widened(mine, lost)
             if mine != told:
                 self._eyes.admit(mine.newcomers)
+                self._eyes.dismiss(mine.lost)
                 told = mine
                 self._tell(("proposes", mine), mine.members)
             agreeing = self._agreeing(mine)

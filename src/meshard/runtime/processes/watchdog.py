@@ -53,6 +53,14 @@ ENDED = "has ended its program"
 """What a process that has come to the end of its program reports about itself."""
 
 
+def given_up(index: int, by: str) -> str:
+    """Return what a process says that others have given up."""
+    return (
+        f"Process {index} was given up by {by}, which could not reach it: it takes part no more. A "
+        "process that was stopped, or cut off, starts anew to join again."
+    )
+
+
 _OF_MEMBERS = frozenset({"proposes", "decided", "withdraws", "waits", "works"})
 """The letters in which processes decide who takes part."""
 
@@ -90,9 +98,30 @@ class SideChannel(Protocol):
     def is_expected(self) -> bool:
         """Whether processes that this one does not know may still take it in."""
 
+    def dismiss(self, peer: int) -> None:
+        """Tell a process that lives that it was given up; one that is stopped learns it later."""
+
+    def dismissed(self, how: str) -> NoReturn:
+        """End this process, which others have given up, and none but this one.
+
+        Raises:
+            TransportError: if this process cannot be ended alone.
+        """
+
 
 class Closed:
     """The part of a side channel by which none joins that the job was not started with."""
+
+    def dismiss(self, peer: int) -> None:
+        """Do nothing: a letter tells it too."""
+
+    def dismissed(self, how: str) -> NoReturn:
+        """Raise an error.
+
+        Raises:
+            TransportError: always.
+        """
+        raise TransportError(how)
 
     def is_open(self) -> bool:
         """Return False."""
@@ -221,6 +250,7 @@ class Watchdog:
         self._missing: tuple[int, ...] = ()
         self._here: tuple[Members, int] | None = None
         self._losses: dict[int, Loss] = {}
+        self._given_up: set[int] = set()
         self.over: frozenset[int] = frozenset()
         self.loss: Loss | None = None
         self.known = frozenset(range(agreement.count) if first is None else first)
@@ -472,6 +502,14 @@ class Watchdog:
         first = range(self.agreement.count)
         return any(p in self.over or self._is_gone(p) for p in first)
 
+    def give_up_the_stopped(self) -> None:
+        """Tell those that are seen to be gone and yet live that this process ends without them."""
+        self._dismiss(filter(self._is_gone, self._others()))
+
+    def hear(self) -> None:
+        """Read the letters that have arrived; one of them may say that this process must end."""
+        self._hear()
+
     def _others(self) -> list[int]:
         return [p for p in self.membership.members if p != self.agreement.index]
 
@@ -560,10 +598,31 @@ class Watchdog:
                 (self._claiming if topic == "claims" else self._reported).add(letter)
             elif topic in _OF_MEMBERS:
                 self.membership.hear(topic, letter)
+                if topic == "proposes" and letter.number > self.membership.number:
+                    self._learn_who_is_given_up(letter.index, letter.lost)
             elif topic == "lost":
                 self._losses[letter.index] = letter
+                self._learn_who_is_given_up(letter.index, letter.processes)
+            elif topic == "dismisses":
+                self._learn_who_is_given_up(letter, (self.agreement.index,))
             else:
                 self._hear_account(topic, letter, now)
+
+    def _learn_who_is_given_up(self, teller: int, processes: Iterable[int]) -> None:
+        """Give up whom another process has given up: all that live go on without the same."""
+        me = self.agreement.index
+        if me in processes:
+            if teller not in self._given_up and self._end != ENDED:
+                self._channel.dismissed(given_up(me, f"process {teller}"))
+            return
+        self._dismiss(processes)
+
+    def _dismiss(self, processes: Iterable[int]) -> None:
+        """Tell processes that live that they were given up, so that they do not go on alone."""
+        for peer in set(processes) - self._given_up - self._ended.keys():
+            self._given_up.add(peer)
+            self._channel.post(peer, ("dismisses", self.agreement.index))
+            self._channel.dismiss(peer)
 
     def _hear_account(self, topic: str, letter: Any, now: float) -> None:
         """Learn from a letter that holds an account of its sender."""
@@ -641,6 +700,9 @@ class Watchdog:
     # missing processes
 
     def _is_gone(self, peer: int) -> bool:
+        """Whether a process is given up: once it is, it stays so, even if it is seen to live."""
+        if peer in self._given_up:
+            return True
         fate = self._channel.fate(peer)
         return fate is not None and fate[1]
 
@@ -676,6 +738,7 @@ class Watchdog:
         loss = Loss(mine.index, dead, how, place, self._missing, mine.last, time.time())
         self._losses[mine.index] = loss
         self._tell_all(("lost", loss))
+        self._dismiss(dead)
         until = time.monotonic() + _SETTLE
         living = [p for p in self._others() if p not in dead]
         while time.monotonic() < until and any(p not in self._losses for p in living):
@@ -767,3 +830,6 @@ class _Eyes:
 
     def is_gone(self, peer: int) -> bool:
         return peer in self._watchdog._ended or self._watchdog._is_gone(peer)
+
+    def dismiss(self, peers: Iterable[int]) -> None:
+        self._watchdog._dismiss(peers)
