@@ -278,3 +278,17 @@ def check_the_others_go_on(job: Job) -> None:
     for process in 4, 5:  # they do not go on by themselves
         assert len(job.told(process)) == 1
     assert gone_soon(job.hosts) == []
+
+
+@elastic
+def test_a_death_before_the_start_ends_the_job_on_all_hosts(two: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if os.environ.get('OMPI_COMM_WORLD_RANK') == '3':\n    os.kill(os.getpid(), 9)\n"
+    )
+    dies = Job(two, tmp_path, ENDLESS, "--elastic", PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}")
+    code, said = dies.end()
+    assert code != 0
+    assert "1 live, and MPI waits for all of them: one has ended before the job began" in said
+    assert "meshard run: a process has ended before the job began" in said
+    assert gone_soon(two) == []

@@ -112,6 +112,8 @@ def _made() -> World:
     devices = NUM_DEVICES.value or 1
     mpi = _imported(size)
     ours = not mpi.Is_initialized()
+    # Others may wait for this process for ever once it has gone: `meshard run` learns of it.
+    keeper = told.KeeperLine(told.STARTS)
     if ours:
         with _without_one_sided(), _watching_the_start():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -123,7 +125,7 @@ def _made() -> World:
             "the mpiexec that is installed beside mpi4py (`meshard run` finds it)."
         )
     try:
-        return _joined(mpi, devices, ours)
+        return _joined(mpi, devices, keeper, ours)
     except BaseException:  # the others wait for this process
         traceback.print_exc()
         _abort(mpi)
@@ -137,14 +139,15 @@ def _watching_the_start() -> Iterator[None]:
     interpreter while it waits, so that neither a thread nor an error could end the wait.
     """
     wanted = _first_number(_LOCAL)
-    if wanted is None or os.environ.get(_TOLERANT) != "1" or siblings() is None:
+    if wanted is None or os.environ.get(_TOLERANT) != "1" or siblings(os.getppid()) is None:
         yield
         return
+    parent = os.getppid()
     reading, writing = os.pipe()
     watcher = os.fork()
     if watcher == 0:
         os.close(writing)
-        _watch_the_start(reading, wanted, os.getppid())
+        _watch_the_start(reading, wanted, os.getppid(), parent)
     os.close(reading)
     libc = ctypes.CDLL(None)
     libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
@@ -159,12 +162,14 @@ def _watching_the_start() -> Iterator[None]:
         os.waitpid(watcher, 0)
 
 
-def _watch_the_start(reading: int, wanted: int, watched: int) -> NoReturn:
+def _watch_the_start(reading: int, wanted: int, watched: int, parent: int) -> NoReturn:
     """Kill a process that waits in vain, unless it says that the wait is over."""
     begun, seen = time.monotonic(), 0
     try:
         while not select.select([reading], [], [], _OFTEN)[0]:
-            living = siblings(watched) or 0
+            living = siblings(parent)
+            if living is None:  # who has started all of them ends them
+                continue
             seen = max(seen, living)
             late = time.monotonic() - begun > _ALL_STARTED
             if living < wanted and (late or seen >= wanted):
@@ -196,12 +201,13 @@ def _without_one_sided() -> Iterator[None]:
         del os.environ[_BTL]  # processes that are started from here are none of MPI's
 
 
-def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
+def _joined(mpi: Any, devices: int, keeper: told.KeeperLine, ours: bool) -> RuntimeWorld:
     """Join the others.
 
     Args:
         mpi: mpi4py's MPI, which has been started.
         devices: how many devices this process has.
+        keeper: the line to the `meshard run` that has started the job.
         ours: whether MPI was started here, and so is to be ended here.
     """
     from meshard.mpi.joining import open_job
@@ -211,26 +217,27 @@ def _joined(mpi: Any, devices: int, ours: bool) -> RuntimeWorld:
     from meshard.mpi.transport import JobTransport
     from meshard.mpi.watch import MpiSideChannel
 
-    library, side = Communicator(mpi.COMM_WORLD), MpiSideChannel(mpi.COMM_WORLD)
+    keeper.say(told.JOINED)
+    library, side = Communicator(mpi.COMM_WORLD), MpiSideChannel(mpi.COMM_WORLD, keeper)
     size, index = library.size, mpi.COMM_WORLD.Get_rank()
     channel = OpenChannel(index, size, side)
     transport = JobTransport(index, channel, TIMEOUT.value, library)
     everybody = range(size)
     host = HOST.value or socket.gethostname()
     mine = devices, host, TABLE.value, SPARES.value, whereabouts()
-    told: list[Any] = transport.all_gather(mine, everybody)
-    *_, table, spares, first = told[0]
+    facts: list[Any] = transport.all_gather(mine, everybody)
+    *_, table, spares, first = facts[0]
     if spares >= size:
         raise ConfigError(
             f"spares (MESHARD_SPARES) is {spares}, but there are {size} processes: at least one "
             "does not wait."
         )
     transport.settle(table)
-    side.know([place for *_, place in told])
+    side.know([place for *_, place in facts])
     side.hold(lambda value: transport.all_gather(value, everybody))
-    owners = [p for p, (count, *_) in enumerate(told) for _ in range(count)]
-    names = list(dict.fromkeys(name for _, name, *_ in told))
-    hosts = [names.index(name) for _, name, *_ in told]
+    owners = [p for p, (count, *_) in enumerate(facts) for _ in range(count)]
+    names = list(dict.fromkeys(name for _, name, *_ in facts))
+    hosts = [names.index(name) for _, name, *_ in facts]
     known = [Device(i, p) for i, p in enumerate(owners)]
     world = RuntimeWorld(transport.index, size, known, transport, hosts, spares)
     world.job = job_name(first)

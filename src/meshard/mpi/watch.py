@@ -40,12 +40,13 @@ class MpiSideChannel(Closed):
 
     Args:
         communicator: the processes; a duplicate of it is used.
+        keeper: the line to the `meshard run` that has started the job.
 
     Attributes:
-        keeper: the line to the `meshard run` that has started the job.
+        keeper: the same.
     """
 
-    def __init__(self, communicator: MPI.Intracomm) -> None:
+    def __init__(self, communicator: MPI.Intracomm, keeper: KeeperLine) -> None:
         self._comm = communicator.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._host = socket.gethostname()
@@ -55,7 +56,7 @@ class MpiSideChannel(Closed):
         self._dead: set[int] = set()
         self._places: list[Whereabouts] = []
         self._lifelines: Lifelines | None = None
-        self.keeper = KeeperLine()
+        self.keeper = keeper
         self._gone: dict[int, Gone] = {}
         self._well: set[int] = set()
         self._stopped: dict[int, tuple[str, float]] = {}

@@ -13,7 +13,7 @@ from typing import final
 
 from meshard.runtime.lines.connecting import Listener, new_token
 from meshard.runtime.lines.line import Line, wait
-from meshard.runtime.processes.told import ENDED, FAILED, GAVE_UP, JOINED
+from meshard.runtime.processes.told import ENDED, FAILED, GAVE_UP, JOINED, STARTS
 
 
 @final
@@ -22,7 +22,7 @@ class _Member:
     """A process of the job: its line, what it has said last, and when the line was closed."""
 
     line: Line
-    said: str = JOINED
+    said: str = STARTS
     closed: float | None = None
 
 
@@ -55,7 +55,12 @@ class Keeper:
     @property
     def joined(self) -> int:
         """How many processes have joined."""
-        return len(self._members)
+        return sum(m.said != STARTS for m in self._members)
+
+    @property
+    def never_begins(self) -> bool:
+        """Whether a process has gone before all had joined, so that others wait in vain."""
+        return any(m.said == STARTS and m.closed is not None for m in self._members)
 
     @property
     def ended(self) -> int:

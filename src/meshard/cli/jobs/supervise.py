@@ -91,7 +91,7 @@ def supervise(
         before = _descendants(os.getpid())
         settings = {_FOLDERS: folder, **settings, KEEPER: keeper.variable}
         child = watch.child = _start(line, settings)
-        alone = _wait(child, watch, keeper, processes)
+        alone = _wait(child, watch, keeper, processes, elastic=elastic)
         killed = child.poll() is None
         if killed:
             why = "although all its processes have" if alone else f"in {grace:g} s"
@@ -134,10 +134,17 @@ def _start(line: Sequence[str], settings: Mapping[str, str]) -> subprocess.Popen
     return subprocess.Popen(line, env=settings, start_new_session=True, preexec_fn=begin)
 
 
-def _wait(child: subprocess.Popen[bytes], watch: _Watch, keeper: Keeper, processes: int) -> bool:
+def _wait(
+    child: subprocess.Popen[bytes], watch: _Watch, keeper: Keeper, processes: int, *, elastic: bool
+) -> bool:
     """Wait until a launcher has ended, or is to be killed; return whether it waits for nobody."""
+    ending = False
     while child.poll() is None and not watch.is_over():
         keeper.watch(_SOON)
+        if elastic and keeper.never_begins and not ending:
+            ending = True
+            _say("a process has ended before the job began, and the others wait for it; all end.")
+            watch.end()
         if 0 < processes <= keeper.joined and keeper.over_for() >= _LINGER:
             return True
     return False
@@ -178,6 +185,12 @@ class _Watch:
     def is_over(self) -> bool:
         """Whether the launcher's grace period is over."""
         return self._until is not None and time.monotonic() >= self._until
+
+    def end(self) -> None:
+        """Have the launcher end its job, which cannot go on."""
+        self._note(signal.SIGTERM, None)
+        if self.child is not None and self.child.poll() is None:
+            self.child.terminate()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on; a second one ends the grace period."""

@@ -19,9 +19,9 @@ from meshard.runtime.processes.whereabouts import launcher
 
 KEEPER = "MESHARD_KEEPER"
 """The variable: a token, and the addresses at which `meshard run` listens."""
-JOINED, ENDED, FAILED, GAVE_UP = "joined", "ended", "failed", "gave up"
-"""What it says: it has joined; its program has ended, or has failed; it waited for others in vain.
-"""
+STARTS, JOINED, ENDED, FAILED, GAVE_UP = "starts", "joined", "ended", "failed", "gave up"
+"""What it says: it waits for all to start; it has joined them; its program has ended, or has
+failed; it waited for others in vain."""
 _OUT_OF_REACH = tuple(
     os.strerror(code)
     for code in (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -37,16 +37,20 @@ def is_out_of_reach(reason: str) -> bool:
 
 @final
 class KeeperLine:
-    """The line of this process to the `meshard run` that has started it, if there is one."""
+    """The line of this process to the `meshard run` that has started it, if there is one.
 
-    def __init__(self) -> None:
+    Args:
+        word: how this process is.
+    """
+
+    def __init__(self, word: str = JOINED) -> None:
         token, *places = os.environ.get(KEEPER, "").split() or [""]
         self._line: Line | None = None
         addresses = [(p.rpartition(":")[0], int(p.rpartition(":")[2])) for p in places]
         with contextlib.suppress(TransportError, ValueError):
             self._line = connect(addresses, bytes.fromhex(token), _PATIENCE) if token else None
             os.register_at_fork(after_in_child=self._forget)
-            self.say(JOINED)
+            self.say(word)
 
     def say(self, word: str) -> None:
         """Say how this process is."""

@@ -12,6 +12,9 @@ from functools import lru_cache
 Whereabouts = tuple[str, int, str]
 """A process's host, its number there, and when it began."""
 
+_JOB = "PMIX_NAMESPACE"
+"""The variable in which a launcher tells processes the name of their job."""
+
 
 def whereabouts() -> Whereabouts:
     """Return where this process is."""
@@ -44,15 +47,38 @@ def parent_of(pid: int) -> tuple[str, int]:
         return "", 0
 
 
-def siblings(pid: int | None = None) -> int | None:
-    """Return how many living children a process's parent has; None if that is not known."""
-    parent = os.getppid() if pid is None else parent_of(pid)[1]
+def siblings(parent: int) -> int | None:
+    """Return how many living processes of this job a process has started, in any of its threads.
+
+    A launcher's agents for other hosts are none of the job.
+
+    Args:
+        parent: the process that has started this one.
+
+    Returns:
+        How many; None if that is not known, as the process has ended or the system does not say.
+    """
+    children: list[str] = []
     try:
-        with open(f"/proc/{parent}/task/{parent}/children", encoding="utf-8") as file:
-            children = file.read().split()
-    except OSError:
+        for thread in os.listdir(f"/proc/{parent}/task"):
+            with open(f"/proc/{parent}/task/{thread}/children", encoding="utf-8") as file:
+                children += file.read().split()
+    except OSError:  # a thread that has just ended, too: somebody asks again
         return None
-    return len([pid for pid in children if state_of(int(pid))[0] not in ("", "Z", "X")])
+    return len([pid for pid in map(int, children) if _is_of_this_job(pid)])
+
+
+def _is_of_this_job(pid: int) -> bool:
+    """Whether a process lives, and is not known to belong to another job, or to none."""
+    if state_of(pid)[0] in ("", "Z", "X"):
+        return False
+    job = os.environ.get(_JOB)
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            told = file.read().split(b"\0")
+    except OSError:
+        return True
+    return job is None or not any(told) or f"{_JOB}={job}".encode() in told
 
 
 def launcher() -> Whereabouts:
