@@ -278,6 +278,8 @@ def check_the_others_go_on(job: Job) -> None:
     for process in 4, 5:  # they do not go on by themselves
         assert len(job.told(process)) == 1
     assert gone_soon(job.hosts) == []
+    cut_off = job.hosts.names[2]
+    assert [file.name for file in Path("/dev/shm").iterdir() if cut_off in file.name] == []
 
 
 @elastic

@@ -7,7 +7,6 @@ and on which hosts.
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
+from meshard.cli.jobs.launcher import launch_agent
 from meshard.cli.jobs.supervise import FUTILE, Outcome
 
 RESTART = "MESHARD_RESTART"
@@ -24,7 +24,6 @@ SPARES = "MESHARD_SPARES"
 """The variable that says how many processes, those with the highest numbers, wait."""
 _ANSWER = 10.0
 """Seconds that a host has to answer, before a job is started again without it."""
-_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 _MANAGERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
@@ -114,10 +113,10 @@ def answering(hosts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]
     """Return the hosts that answer: those on which the launch agent can run a command."""
     if any(name in os.environ for name in _MANAGERS):  # it knows its hosts, and needs no agent
         return hosts
-    agent = next((os.environ[name] for name in _AGENTS if name in os.environ), "ssh")
+    agent = launch_agent(os.environ) or ["ssh"]
     asked = {
         name: subprocess.Popen(
-            [*shlex.split(agent), name, "true"],
+            [*agent, name, "true"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import final
 
 from meshard.cli.jobs.keeper import Keeper
+from meshard.cli.jobs.launcher import Outliving
 from meshard.runtime.processes.told import KEEPER
 
 GRACE = 20.0
@@ -90,8 +91,11 @@ def supervise(
     with Keeper() as keeper, _Watch(grace) as watch, _own_folder() as folder:
         before = _descendants(os.getpid())
         settings = {_FOLDERS: folder, **settings, KEEPER: keeper.variable}
+        agent = Outliving(folder, settings) if elastic else None
+        if agent is not None:
+            settings |= agent.settings
         child = watch.child = _start(line, settings)
-        alone = _wait(child, watch, keeper, processes, elastic=elastic)
+        alone = _wait(child, watch, keeper, processes, agent)
         killed = child.poll() is None
         if killed:
             why = "although all its processes have" if alone else f"in {grace:g} s"
@@ -135,13 +139,19 @@ def _start(line: Sequence[str], settings: Mapping[str, str]) -> subprocess.Popen
 
 
 def _wait(
-    child: subprocess.Popen[bytes], watch: _Watch, keeper: Keeper, processes: int, *, elastic: bool
+    child: subprocess.Popen[bytes],
+    watch: _Watch,
+    keeper: Keeper,
+    processes: int,
+    agent: Outliving | None,
 ) -> bool:
     """Wait until a launcher has ended, or is to be killed; return whether it waits for nobody."""
     ending = False
     while child.poll() is None and not watch.is_over():
         keeper.watch(_SOON)
-        if elastic and keeper.never_begins and not ending:
+        if agent is not None and 0 < processes <= keeper.joined:
+            agent.begin()
+        elif agent is not None and keeper.never_begins and not ending:
             ending = True
             _say("a process has ended before the job began, and the others wait for it; all end.")
             watch.end()
