@@ -31,7 +31,9 @@ from meshard.errors import (
     TreeError,
     UnequalError,
 )
+from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, NamedSharding, P, Sharding
+from meshard.weights.checkpoint import job
 from meshard.weights.native import files
 from tests.checkpoints import folders, run
 from tests.lays import fetched
@@ -359,6 +361,40 @@ def test_steps_come_from_the_disk(folder: Path) -> None:
     (folder / "empty").mkdir()
     assert checkpoint.steps(folder / "empty") == []
     assert checkpoint.latest(folder / "empty") is None
+
+
+@pytest.mark.parametrize("members", ["fewer", "others", "attempt"])
+def test_processes_that_were_given_up_replace_nothing(
+    members: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the checkpoints of those who went on without them, nor a later step of theirs."""
+
+    monkeypatch.setenv("MESHARD_LAUNCHER", "somewhere:1@2")
+    monkeypatch.setenv("MESHARD_RESTART", "1")
+
+    def body() -> None:
+        world, tree = here(), {"w": put(np.arange(8.0), "i")}
+        saves = [("one", {}), ("run", {"step": 20})]
+        world.membership = 2
+        for name, step in saves:
+            checkpoint.save(folder / name, tree, **step)
+        before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+        if members == "fewer":
+            world.membership = 1
+        mine = job._saver(world)
+        if members == "others":
+            mine = dataclasses.replace(mine, members="others")
+        elif members == "attempt":
+            mine = dataclasses.replace(mine, job="another", attempt=0)
+        with mock.patch.object(job, "_saver", return_value=mine):
+            for name, step in [*saves, ("run", {"step": 10}), ("run", {"step": 30})]:
+                with pytest.raises(CheckpointError, match="takes part in its job no more"):
+                    checkpoint.save(folder / name, tree, overwrite=True, **step)
+        assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
+        world.membership = 3
+        checkpoint.save(folder / "one", tree, overwrite=True)
+
+    run(1, body)
 
 
 def test_an_overwritten_checkpoint_leaves_nothing(folder: Path) -> None:

@@ -14,7 +14,7 @@ from meshard.errors import CorruptFileError
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
 from meshard.weights.native import manifest
-from meshard.weights.native.manifest import DataFile, Entry, Manifest, grouped, read_manifest
+from meshard.weights.native.manifest import DataFile, Entry, Manifest, Saver, grouped, read_manifest
 from tests.checkpoints import run
 from tests.lays import calm, lays, shapes
 
@@ -34,9 +34,8 @@ def test_a_text_gives_an_equal_manifest(data: st.DataObject, names: list[str]) -
             x = lay.put(np.zeros(shape))
             entries.append(Entry(name, shape, dtype, x.sharding))
         files = (DataFile(0, 100, 200, 1 << 63), DataFile(3, 1, 2, 3))
-        made = Manifest(
-            grouped(entries), {"dict": {"n": {"value": 3}}}, {"b": "a"}, "data-1", files
-        )
+        tree, who = {"dict": {"n": {"value": 3}}}, Saver("it", 1, "job", 2, "0123")
+        made = Manifest(grouped(entries), tree, {"b": "a"}, "data-1", files, 9, who)
         assert {e.name for e in made.entries} == set(names)
         assert read_manifest(made.to_text(), "it") == made
 

@@ -7,6 +7,7 @@ complete or not there at all.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,6 +24,7 @@ from meshard.errors import (
     MissingFileError,
     StorageError,
 )
+from meshard.runtime.processes.whereabouts import job_name, launcher
 from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Writer
 from meshard.weights.checkpoint.sources import Source, storable
@@ -35,8 +37,9 @@ from meshard.weights.native.files import (
     shards_of,
     write_manifest,
 )
-from meshard.weights.native.manifest import NAME, DataFile, Manifest, grouped
+from meshard.weights.native.manifest import NAME, DataFile, Manifest, Saver, grouped
 from meshard.weights.native.meeting import ByFiles, ByMessages, Meeting, Record
+from meshard.weights.native.steps import last_saved
 from meshard.weights.native.structure import Named
 from meshard.weights.transfer.exchange import Held
 from meshard.weights.transfer.gather import Gatherer
@@ -141,7 +144,8 @@ class Request:
         )
 
         def commit(records: Sequence[Record]) -> None:
-            _complete(root, manifest, dict(zip(world.processes, records, strict=True)))
+            told = dict(zip(world.processes, records, strict=True))
+            _complete(root, replace(manifest, saver=_saver(world)), told)
             self.after()
 
         return Job(
@@ -327,12 +331,48 @@ def _complete(root: Path, manifest: Manifest, records: Mapping[int, Record]) -> 
             if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
         ]
     )
-    before = None
-    with contextlib.suppress(MeshardError):
-        before = load_manifest(root)
-    write_manifest(root, replace(manifest, files=files))
+    before = _manifest_of(root)
+    write_manifest(root, replace(manifest, files=files), lambda: _check_saver(root, manifest.saver))
     if before is not None and before.folder != manifest.folder:
         remove_folder(root / before.folder)
+
+
+def _manifest_of(root: Path) -> Manifest | None:
+    """Return the manifest of a checkpoint; None if there is none that can be read."""
+    with contextlib.suppress(MeshardError):
+        return load_manifest(root)
+    return None
+
+
+def _saver(world: RuntimeWorld) -> Saver:
+    """Return who saves: the processes that take part, as far as this one knows."""
+    started, members = launcher(), ",".join(map(str, world.processes))
+    number = os.environ.get("MESHARD_RESTART", "")
+    return Saver(
+        job_name(started) if started[0] else "",
+        int(number) if number.isdecimal() else 0,
+        world.job,
+        world.membership,
+        xxhash.xxh3_64_hexdigest(members.encode()),
+    )
+
+
+def _check_saver(root: Path, saver: Saver | None) -> None:
+    """Refuse to complete a checkpoint of processes that the others of their job have given up.
+
+    Raises:
+        CheckpointError: if the others have saved since, to the same folder or as another step.
+    """
+    for folder in (root, last_saved(root)):
+        other = None if folder is None else _manifest_of(folder)
+        if saver and other and other.saver and saver.is_outside_of(other.saver):
+            raise CheckpointError(
+                f"The checkpoint {root} was not saved: this process takes part in its job no more. "
+                f"{folder} was saved by others of the job, which have gone on without it (in "
+                f"attempt {other.saver.attempt}, after those who take part had changed "
+                f"{other.saver.epoch} times; here: attempt {saver.attempt}, {saver.epoch} times). "
+                "Start it anew to join again."
+            )
 
 
 def _record(plan: str, error: MeshardError | None, file: DataFile | None) -> Record:

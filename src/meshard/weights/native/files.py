@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from meshard.algebra.box import Box
-from meshard.errors import CorruptFileError, MissingFileError, StorageError
+from meshard.errors import CheckpointError, CorruptFileError, MissingFileError, StorageError
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
 from meshard.weights.catalogue.raw import OpenFile, RawReader, box_count, contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
@@ -237,17 +237,27 @@ class Storing:
             raise StorageError(f"{self._path} cannot be written: {told}.") from error
 
 
-def write_manifest(root: Path, manifest: Manifest) -> None:
+def write_manifest(root: Path, manifest: Manifest, check: Callable[[], None]) -> None:
     """Make a checkpoint complete: from now on readers see it.
+
+    Args:
+        root: its folder.
+        manifest: what it holds.
+        check: raises an error if it must not be complete; called at the last moment.
 
     Raises:
         StorageError: if the file cannot be written; there is then the checkpoint that was before.
     """
-    replace_file(root / NAME, manifest.to_text().encode("utf-8"))
+    replace_file(root / NAME, manifest.to_text().encode("utf-8"), check)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, check: Callable[[], None] = lambda: None) -> None:
     """Write a file beside its place, bring it to the disk, and rename it.
+
+    Args:
+        path: its place.
+        data: its contents.
+        check: raises an error if it must not be renamed; called at the last moment.
 
     Raises:
         StorageError: if it cannot be written; the file is then as it was.
@@ -262,8 +272,9 @@ def replace_file(path: Path, data: bytes) -> None:
                 os.fsync(file)
             finally:
                 os.close(file)
+            check()
             os.replace(beside, path)
-        except OSError:
+        except (OSError, CheckpointError):
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
             raise

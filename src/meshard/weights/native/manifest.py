@@ -78,6 +78,36 @@ class DataFile:
 
 @final
 @dataclass(frozen=True)
+class Saver:
+    """Who has saved a checkpoint: some processes of a job, which may have lost others before.
+
+    Attributes:
+        launch: how the job was started, the same for all attempts of it; empty if by no launcher.
+        attempt: the number of the attempt.
+        job: the name of the job.
+        epoch: how often those who take part in it had changed.
+        members: a checksum of who they were.
+    """
+
+    launch: str
+    attempt: int
+    job: str
+    epoch: int
+    members: str
+
+    def is_outside_of(self, other: Saver) -> bool:
+        """Whether others have gone on without these processes, and ``other`` is them."""
+        if self.job != other.job:
+            return (
+                bool(self.launch) and self.launch == other.launch and self.attempt < other.attempt
+            )
+        return self.epoch < other.epoch or (
+            self.epoch == other.epoch and self.members != other.members
+        )
+
+
+@final
+@dataclass(frozen=True)
 class Manifest:
     """A checkpoint without its data.
 
@@ -88,6 +118,7 @@ class Manifest:
         folder: the folder of the data files.
         files: the data files.
         piece_bytes: the most bytes of a piece, which has a checksum of its own.
+        saver: who has saved it, if that is known.
     """
 
     entries: tuple[Entry, ...]
@@ -96,6 +127,7 @@ class Manifest:
     folder: str = "data"
     files: tuple[DataFile, ...] = ()
     piece_bytes: int = PIECE_BYTES
+    saver: Saver | None = None
 
     def to_text(self) -> str:
         """Return the manifest as text."""
@@ -113,6 +145,8 @@ class Manifest:
             "shardings": shardings.shardings(),
             "tensors": tensors,
         }
+        if (who := self.saver) is not None:
+            form["saver"] = [who.launch, who.attempt, who.job, who.epoch, who.members]
         rows = [f"{json.dumps(key)}: {_text(value)}" for key, value in form.items()]
         text = "{\n" + ",\n".join(rows) + ",\n"
         return f'{text}"checksum": "{xxhash.xxh3_64_hexdigest(text.encode())}"\n}}\n'
@@ -157,9 +191,17 @@ def read_manifest(text: str, path: str) -> Manifest:
         piece_bytes = as_number(form["piece_bytes"])
         if piece_bytes < 1:
             raise ValueError(f"its pieces have {piece_bytes} bytes")
-        return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes)
+        saver = _saver(form["saver"]) if "saver" in form else None
+        return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes, saver)
     except (ValueError, TypeError, KeyError, IndexError, MeshardError, RecursionError) as error:
         raise CorruptFileError(f"{path}: the manifest is malformed: {error}") from error
+
+
+def _saver(row: object) -> Saver:
+    launch, attempt, job, epoch, members = as_list(row)
+    return Saver(
+        as_text(launch), as_number(attempt), as_text(job), as_number(epoch), as_text(members)
+    )
 
 
 def _file(row: object) -> DataFile:

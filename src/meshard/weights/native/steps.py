@@ -79,6 +79,23 @@ def point_to(root: Path, step: int) -> None:
     replace_file(root / _LATEST, f"{step_folder(root, step).name}\n".encode())
 
 
+def last_saved(folder: Path) -> Path | None:
+    """Return the folder of the step that was saved last in the run that a step belongs to.
+
+    Args:
+        folder: the step's.
+
+    Returns:
+        The folder; None if nothing says it, or ``folder`` is not one of a step.
+    """
+    try:
+        name = (folder.parent / _LATEST).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+    both = _STEP.fullmatch(folder.name) and _STEP.fullmatch(name)
+    return folder.parent / name if both else None
+
+
 def keep_newest(root: Path, keep: int) -> None:
     """Remove all complete steps but the newest; each stops being one at once."""
     for step in steps(root)[:-keep]:
