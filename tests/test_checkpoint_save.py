@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from meshard.errors import (
     TreeError,
     UnequalError,
 )
+from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, NamedSharding, P, Sharding
 from meshard.weights.native import files
 from tests.checkpoints import folders, run
@@ -359,6 +361,59 @@ def test_steps_come_from_the_disk(folder: Path) -> None:
     (folder / "empty").mkdir()
     assert checkpoint.steps(folder / "empty") == []
     assert checkpoint.latest(folder / "empty") is None
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_step_just_saved_stays_whatever_steps_there_are(
+    processes: int, wait: bool, folder: Path
+) -> None:
+    for step in (100, 200):
+        checkpoint.save(folder, {"w": A}, step=step)
+
+    def body() -> None:
+        for step, keep in ((50, 2), (60, 1)):
+            checkpoint.save(folder, {"w": A + step}, step=step, keep=keep, wait=wait).wait()
+            assert step in checkpoint.steps(folder)
+            assert (folder / (folder / "latest").read_text().strip() / "manifest.json").is_file()
+
+    run(processes, body)
+    assert checkpoint.steps(folder) == [60, 200]
+    equal(checkpoint.load(folder, step=60), {"w": A + 60})
+
+
+@pytest.mark.parametrize("name", ["w.h5", "w.hdf5", "w.pt", "W.PTH", "w.npz", "w.pkl"])
+def test_names_of_files_that_are_not_written_are_refused(name: str, folder: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"meshard does not write\. It writes meshard, safete"):
+        checkpoint.save(folder / name, {"w": A})
+    assert not (folder / name).exists()
+    checkpoint.save(folder / name, {"w": A}, format="meshard")
+    equal(checkpoint.load(folder / name), {"w": A})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.no_job
+@pytest.mark.filterwarnings("ignore:.*fork:")
+def test_a_parent_and_its_child_save_under_names_of_their_own(folder: Path) -> None:
+    def body() -> None:
+        checkpoint.save(folder / "a", {"w": A})  # the world is there before the fork
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                checkpoint.save(folder / "b", {"w": A + 1})
+                checkpoint.save(folder / "a", {"w": A + 1}, overwrite=True)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        names = [next((folder / x).glob("data-*")).name.split("-")[1] for x in ("a", "b")]
+        assert names[0] == names[1] != here().job
+        for step in range(2):  # over what the child has left
+            checkpoint.save(folder / "b", {"w": A + 2 + step}, overwrite=True)
+            equal(checkpoint.load(folder / "b"), {"w": A + 2 + step})
+
+    alone(body)
 
 
 def test_an_overwritten_checkpoint_leaves_nothing(folder: Path) -> None:

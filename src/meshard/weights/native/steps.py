@@ -79,9 +79,15 @@ def point_to(root: Path, step: int) -> None:
     replace_file(root / _LATEST, f"{step_folder(root, step).name}\n".encode())
 
 
-def keep_newest(root: Path, keep: int) -> None:
-    """Remove all complete steps but the newest; each stops being one at once."""
+def keep_newest(root: Path, keep: int, saved: int) -> None:
+    """Remove all complete steps but the newest, and the one just saved.
+
+    A run that goes back to step 50 saves it beside 100 and 200: it is the one that is needed. Each
+    step that is removed stops being one at once.
+    """
     for step in steps(root)[:-keep]:
+        if step == saved:
+            continue
         folder = step_folder(root, step)
         (folder / NAME).unlink(missing_ok=True)
         sync_folder(str(folder))
