@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import math
 import os
 import subprocess
@@ -414,6 +415,38 @@ def test_a_parent_and_its_child_save_under_names_of_their_own(folder: Path) -> N
             equal(checkpoint.load(folder / "b"), {"w": A + 2 + step})
 
     alone(body)
+
+
+@pytest.mark.parametrize(
+    "module", ["meshard.weights.native.files", "meshard.weights.checkpoint.load"]
+)
+def test_a_load_takes_no_notice_of_a_save_that_replaces_the_checkpoint(
+    module: str, folder: Path
+) -> None:
+    """Another job saves after the manifest was read, or after the files were opened."""
+    name = "read_manifest" if module.endswith("files") else "run_load"
+    real, left = getattr(importlib.import_module(module), name), [3]
+
+    def replaced(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            checkpoint.save(folder / "a", {"w": A + left[0]}, overwrite=True)
+        return real(*args)
+
+    checkpoint.save(folder / "a", {"w": A + 9})
+    with mock.patch(f"{module}.{name}", replaced):
+        found = checkpoint.load(folder / "a")
+    equal(found, {"w": A + (0 if name == "read_manifest" else 9)})
+
+
+def test_a_folder_whose_first_save_was_killed_says_so(folder: Path) -> None:
+    for place in (folder / "run" / "step-00000001", folder / "one"):
+        (place / "data-host.1.1-0").mkdir(parents=True)
+    for path in (folder / "run", folder / "one"):
+        with pytest.raises(
+            MissingFileError, match=r"no complete step: the save that made .* kille"
+        ):
+            checkpoint.load(path)
 
 
 def test_an_overwritten_checkpoint_leaves_nothing(folder: Path) -> None:

@@ -30,7 +30,7 @@ from meshard.weights.checkpoint.targets import Limits, foreign_writer
 from meshard.weights.dcp.target import DcpWriter
 from meshard.weights.native.files import (
     NativeWriter,
-    load_manifest,
+    data_folder,
     remove_folder,
     shards_of,
     write_manifest,
@@ -226,7 +226,7 @@ def _check_target(root: Path, *, overwrite: bool) -> None:
 def _is_complete(root: Path, folder: str) -> bool:
     """Whether a checkpoint is the one whose data is in a folder."""
     try:
-        return load_manifest(root).folder == folder
+        return data_folder(root) == folder
     except MissingFileError:
         return False
 
@@ -329,10 +329,10 @@ def _complete(root: Path, manifest: Manifest, records: Mapping[int, Record]) -> 
     )
     before = None
     with contextlib.suppress(MeshardError):
-        before = load_manifest(root)
+        before = data_folder(root)
     write_manifest(root, replace(manifest, files=files))
-    if before is not None and before.folder != manifest.folder:
-        remove_folder(root / before.folder)
+    if before is not None and before != manifest.folder:
+        remove_folder(root / before)
 
 
 def _record(plan: str, error: MeshardError | None, file: DataFile | None) -> Record:

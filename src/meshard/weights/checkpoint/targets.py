@@ -32,7 +32,10 @@ _OTHERS = {
     **dict.fromkeys((".h5", ".hdf5", ".hdf", ".he5"), "HDF5"),
     **dict.fromkeys((".pt", ".pth", ".bin"), "torch.save's format, a pickle"),
     **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
-    **{".npz": "NumPy's archives", ".gguf": "GGUF", ".onnx": "ONNX", ".msgpack": "MessagePack"},
+    ".npz": "NumPy's archives",
+    ".gguf": "GGUF",
+    ".onnx": "ONNX",
+    ".msgpack": "MessagePack",
 }
 """Suffixes of files that other programs write and meshard does not."""
 
@@ -47,9 +50,9 @@ def format_of(path: Path, given: str | None, what: str) -> str:
     other = _OTHERS.get(path.suffix.lower()) if given is None else None
     if other is not None:
         raise ArgumentError(
-            f"{what}: {path.name!r:.80} has the suffix of {other}, which meshard does not write. It "
-            f"writes {', '.join(FORMATS)}: by the suffix {', '.join(_BY_SUFFIX)}, or by format=. "
-            'format="meshard" makes a folder of any name.'
+            f"{what}: {path.name!r:.80} has the suffix of {other}, which meshard does not write. "
+            f"It writes {', '.join(FORMATS)}: by the suffix {', '.join(_BY_SUFFIX)}, or by "
+            'format=; format="meshard" makes a folder of any name.'
         )
     if given is None:
         return _BY_SUFFIX.get(path.suffix, "meshard")

@@ -19,6 +19,14 @@ _LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
+def unfinished(root: Path) -> str | None:
+    """Return which save to a folder has not ended; None if the folder holds anything else."""
+    names = [entry.name for entry in root.iterdir() if not entry.name.startswith(".")]
+    left = [name for name in names if _STEP.fullmatch(name) or name.startswith("data-")]
+    others = [name for name in names if name not in left and name != _LATEST]
+    return max(left) if left and not others else None
+
+
 def step_folder(root: Path, step: int) -> Path:
     """Return the folder of a step."""
     return root / f"step-{step:08d}"
