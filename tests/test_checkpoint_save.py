@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -363,6 +365,7 @@ def test_steps_come_from_the_disk(folder: Path) -> None:
     assert checkpoint.latest(folder / "empty") is None
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("members", ["fewer", "others", "attempt"])
 def test_processes_that_were_given_up_replace_nothing(
     members: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +398,91 @@ def test_processes_that_were_given_up_replace_nothing(
         checkpoint.save(folder / "one", tree, overwrite=True)
 
     run(1, body)
+=======
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_step_just_saved_stays_whatever_steps_there_are(
+    processes: int, wait: bool, folder: Path
+) -> None:
+    for step in (100, 200):
+        checkpoint.save(folder, {"w": A}, step=step)
+
+    def body() -> None:
+        for step, keep in ((50, 2), (60, 1)):
+            checkpoint.save(folder, {"w": A + step}, step=step, keep=keep, wait=wait).wait()
+            assert step in checkpoint.steps(folder)
+            assert (folder / (folder / "latest").read_text().strip() / "manifest.json").is_file()
+
+    run(processes, body)
+    assert checkpoint.steps(folder) == [60, 200]
+    equal(checkpoint.load(folder, step=60), {"w": A + 60})
+
+
+@pytest.mark.parametrize("name", ["w.h5", "w.hdf5", "w.pt", "W.PTH", "w.npz", "w.pkl"])
+def test_names_of_files_that_are_not_written_are_refused(name: str, folder: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"meshard does not write\. It writes meshard, safete"):
+        checkpoint.save(folder / name, {"w": A})
+    assert not (folder / name).exists()
+    checkpoint.save(folder / name, {"w": A}, format="meshard")
+    equal(checkpoint.load(folder / name), {"w": A})
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.no_job
+@pytest.mark.filterwarnings("ignore:.*fork:")
+def test_a_parent_and_its_child_save_under_names_of_their_own(folder: Path) -> None:
+    def body() -> None:
+        checkpoint.save(folder / "a", {"w": A})  # the world is there before the fork
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                checkpoint.save(folder / "b", {"w": A + 1})
+                checkpoint.save(folder / "a", {"w": A + 1}, overwrite=True)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        names = [next((folder / x).glob("data-*")).name.split("-")[1] for x in ("a", "b")]
+        assert names[0] == names[1] != here().job
+        for step in range(2):  # over what the child has left
+            checkpoint.save(folder / "b", {"w": A + 2 + step}, overwrite=True)
+            equal(checkpoint.load(folder / "b"), {"w": A + 2 + step})
+
+    alone(body)
+
+
+@pytest.mark.parametrize(
+    "module", ["meshard.weights.native.files", "meshard.weights.checkpoint.load"]
+)
+def test_a_load_takes_no_notice_of_a_save_that_replaces_the_checkpoint(
+    module: str, folder: Path
+) -> None:
+    """Another job saves after the manifest was read, or after the files were opened."""
+    name = "read_manifest" if module.endswith("files") else "run_load"
+    real, left = getattr(importlib.import_module(module), name), [3]
+
+    def replaced(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            checkpoint.save(folder / "a", {"w": A + left[0]}, overwrite=True)
+        return real(*args)
+
+    checkpoint.save(folder / "a", {"w": A + 9})
+    with mock.patch(f"{module}.{name}", replaced):
+        found = checkpoint.load(folder / "a")
+    equal(found, {"w": A + (0 if name == "read_manifest" else 9)})
+
+
+def test_a_folder_whose_first_save_was_killed_says_so(folder: Path) -> None:
+    for place in (folder / "run" / "step-00000001", folder / "one"):
+        (place / "data-host.1.1-0").mkdir(parents=True)
+    for path in (folder / "run", folder / "one"):
+        with pytest.raises(
+            MissingFileError, match=r"no complete step: the save that made .* kille"
+        ):
+            checkpoint.load(path)
+>>>>>>> files
 
 
 def test_an_overwritten_checkpoint_leaves_nothing(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, final
 from weakref import WeakKeyDictionary
@@ -45,7 +46,6 @@ class RuntimeWorld(World, Remembering):
         mark: the clock that stamps arrays; it marks this world's types too.
         torn: between which turns of the clock arrays were made that other processes may lack.
         plans: the plans of reshards that were made.
-        job: the name of the job, the same on all its processes and no other job's.
         saves: how many checkpoints the job has begun to save.
         programs: the traced and lowered programs of each jitted function, while it lives.
         membership: how often those who take part have changed.
@@ -89,7 +89,7 @@ class RuntimeWorld(World, Remembering):
         self.homes: dict[Device, SingleDeviceSharding] = {}
         self.mark = Clock() if self.agreement is None else self.agreement.clock
         self.torn: tuple[tuple[int, int], ...] = ()
-        self.job = job_name(whereabouts())
+        self._job = os.getpid(), job_name(whereabouts())
         self.saves = 0
         self.plans: Any = None  # made by the first plan
         self.programs: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -99,6 +99,19 @@ class RuntimeWorld(World, Remembering):
             self.membership = 0
             if watchdog is not None:
                 watchdog.membership.members = self.processes
+
+    @property
+    def job(self) -> str:
+        """The name of the job, the same on all its processes and no other job's.
+
+        A child that was forked off takes no part in the job, and has a name of its own.
+        """
+        pid, name = self._job
+        return name if pid == os.getpid() else job_name(whereabouts())
+
+    @job.setter
+    def job(self, name: str) -> None:
+        self._job = os.getpid(), name
 
     @property
     def waits(self) -> bool:

@@ -28,6 +28,7 @@ from meshard.algebra.mesh import AxisType, Mesh
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.plan.file.json_values import (
+    MOST_DEVICES,
     as_list,
     as_mapping,
     as_number,
@@ -121,7 +122,11 @@ def read_shardings(meshes: object, shardings: object) -> list[Sharding]:
     Raises:
         ValueError, TypeError, KeyError, IndexError: if a part of them is malformed.
     """
-    known = [_mesh(form) for form in as_list(meshes)]
+    forms = [as_mapping(form) for form in as_list(meshes)]
+    count = sum([math.prod(as_numbers(form["sizes"])) for form in forms])
+    if count > MOST_DEVICES:
+        raise ValueError(f"its meshes have {count:,} devices; at most {MOST_DEVICES:,} can be read")
+    known = [_mesh(form) for form in forms]
     return [_sharding(form, known) for form in as_list(shardings)]
 
 

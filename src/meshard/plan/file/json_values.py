@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 _LISTED = 64
 """Devices that are written as a plain list."""
-_MOST_IDS = 1 << 28
+MOST_DEVICES = 1 << 20
+"""Devices of one text at most: a short text can stand for more than fit into memory."""
 
 
 def fields(value: object, *names: str) -> dict[str, object]:
@@ -90,8 +91,8 @@ def read_ids(form: object, count: int) -> NDArray[np.int64]:
     """
     if isinstance(form, list):
         return np.array(as_numbers(form), np.int64)
-    if count > _MOST_IDS:
-        raise ValueError(f"it has {count:,} devices; at most {_MOST_IDS:,} can be read")
+    if count > MOST_DEVICES:
+        raise ValueError(f"it has {count:,} devices; at most {MOST_DEVICES:,} can be read")
     given = as_mapping(form)
     if "runs" in given:
         runs = [as_numbers(run) for run in as_list(given["runs"])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import zlib
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -30,6 +31,37 @@ def needed(name: str, path: str) -> ModuleType:
             f"{path}: the library {name} is needed for it, and cannot be imported ({error}). "
             "Install it: pip install 'meshard[checkpoint]'."
         ) from error
+
+
+def inflated(data: bytes, most: int, wbits: int) -> bytes | None:
+    """Return what deflated bytes decode to; None if that is more than some bytes.
+
+    Libraries decode as much as a file says, a thousand times its size: so a few megabytes can take
+    all memory, however small the chunk is that they should be.
+
+    Args:
+        data: the bytes; more than one member, as gzip allows, follow each other.
+        most: the most bytes of the result.
+        wbits: the kind of the stream, as of `zlib.decompress`.
+
+    Raises:
+        zlib.error: if they are damaged.
+    """
+    found = bytearray()
+    while data:
+        stream = zlib.decompressobj(wbits)
+        found += stream.decompress(data, most + 1 - len(found))
+        if len(found) > most:
+            return None
+        if not stream.eof:
+            raise zlib.error("the stream is cut off")
+        data = stream.unused_data if wbits == GZIP else b""
+        if not data.startswith(b"\x1f\x8b"):  # padding
+            break
+    return bytes(found)
+
+
+GZIP, ZLIB = 31, 15
 
 
 def grid_steps(shape: tuple[int, ...], chunk: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,10 @@ are read at their byte range, chunks by h5py.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -17,12 +20,17 @@ from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError, MissingFileError
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block
-from meshard.weights.catalogue.chunks import grid_boxes, grid_steps, needed
+from meshard.weights.catalogue.chunks import ZLIB, grid_boxes, grid_steps, inflated, needed
 from meshard.weights.catalogue.raw import Foreign, OpenFile, RawReader
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 
-_FAILURES = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+_FAILURES = (
+    *(OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError),
+    zlib.error,
+)
 """What h5py raises where a file is damaged."""
+_HARMLESS, _MOST_RATIO = 1 << 27, 1032
+"""Bytes that a chunk may decode to unseen, and how much longer deflated bytes can become."""
 
 
 def open_hdf5(path: str, name: str = "/") -> Catalogue:
@@ -49,6 +57,8 @@ def open_hdf5(path: str, name: str = "/") -> Catalogue:
         if name not in file:
             raise MissingFileError(f"{path}: it has no group or data set {name!r:.200}.")
         found = file[name]
+        if found.file.filename != file.filename:
+            raise CheckpointError(f"{path}: {name!r:.200} is a link into another file.")
         if isinstance(found, h5py.Dataset):
             sets[name.strip("/")] = found
         else:
@@ -116,7 +126,22 @@ class _Reader:
             self._raw.read(tensor, piece, box, out)
             return
         with _named(self._path, f"tensor {tensor.name!r:.200}, box {box}, cannot be read"):
+            self._check_chunks(self._sets[tensor.name], box)
             out[...] = self._sets[tensor.name][box.slices]
+
+    def _check_chunks(self, one: Any, box: Box) -> None:
+        """Refuse chunks of a box that decode to far more than a chunk: the library does it."""
+        if one.compression != "gzip":
+            return
+        most = 2 * math.prod(one.chunks) * one.dtype.itemsize + _HARMLESS
+        spans = zip(box.starts, box.stops, one.chunks, strict=True)
+        for place in itertools.product(*[range(a - a % n, b, n) for a, b, n in spans]):
+            stored = one.id.get_chunk_info_by_coord(place)
+            if stored.byte_offset is None or stored.size * _MOST_RATIO <= most:
+                continue
+            _, raw = one.id.read_direct_chunk(place)
+            if inflated(raw, most, ZLIB) is None:
+                raise ValueError(f"the chunk at {place} decodes to more than {most:,} bytes")
 
     def close(self) -> None:
         """Close the file."""

@@ -27,6 +27,8 @@ from meshard.runtime.types import Block
 from meshard.tuning import MOST_OPEN_FILES, READ_BUFFER
 from meshard.weights.catalogue.stored import Piece, Stored
 
+_MOST_NAME = 1024
+"""Characters of a file's name that another file gives."""
 _MOST_AT_ONCE = 1 << 30
 """Bytes that one call reads or writes; Linux does at most 2 GiB in one."""
 
@@ -54,6 +56,48 @@ def file_error(error: OSError, path: str, doing: str) -> CheckpointError:
     return found
 
 
+def check_inside(source: str, folder: str, name: str) -> None:
+    """Refuse a name of a file that leads out of a folder, by itself or through a link.
+
+    What a folder from elsewhere holds must not decide which other files of this machine are read.
+    The cache of the Hugging Face hub has links from ``snapshots/REVISION`` to ``blobs``, which
+    belongs to the same model.
+
+    Args:
+        source: the file or folder that has the name, for messages.
+        folder: the folder.
+        name: the file's path in it.
+
+    Raises:
+        CheckpointError: if it leads out of it.
+    """
+    parts = name.split("/")
+    outside = os.path.isabs(name) or ".." in parts
+    if outside or not name or len(name) > _MOST_NAME or not is_file_name(name):
+        raise CheckpointError(
+            f"{source}: it names the file {name!r:.200}, which is not in the folder {folder}. Only "
+            "files in it are read."
+        )
+    home = os.path.realpath(folder)
+    real = os.path.realpath(os.path.join(folder, name))
+    allowed = [home]
+    if os.path.basename(os.path.dirname(home)) == "snapshots":
+        allowed.append(os.path.join(os.path.dirname(os.path.dirname(home)), "blobs"))
+    if not any(os.path.commonpath([real, one]) == one for one in allowed):
+        raise CheckpointError(
+            f"{source}: it names the file {name!r:.200}, which is a link to {real}, outside of the "
+            f"folder {folder}. Only files in it are read."
+        )
+
+
+def is_file_name(text: str) -> bool:
+    """Whether the system takes a text as the path of a file."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
 @final
 class OpenFile:
     """A regular file that is open for reading; it is closed when nothing refers to it any more.
@@ -66,6 +110,8 @@ class OpenFile:
 
     def __init__(self, path: str, doing: str = "it cannot be read") -> None:
         self.number, self.path = -1, path
+        if not is_file_name(path):
+            raise MissingFileError(f"{path!r}: {doing}: no file can have this name.")
         try:
             # A pipe without a writer would be waited for; it is refused below.
             self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -168,6 +214,7 @@ class RawReader:
         foreign: the tensors whose bytes are not simply in C order, by name.
         sums: returns the checksums of the pieces in a file, by offset, where the pieces themselves
             do not say them; it is asked once for a file of which a piece is read.
+        files: files that are open already, by path.
     """
 
     def __init__(
@@ -175,11 +222,12 @@ class RawReader:
         folder: str,
         foreign: Mapping[str, Foreign] | None = None,
         sums: Callable[[str], Mapping[int, int]] | None = None,
+        files: OpenFiles | None = None,
     ) -> None:
         self.folder = folder
         self._foreign = foreign or {}
         self._sums_of = cache(sums) if sums is not None else None
-        self._files = OpenFiles()
+        self._files = OpenFiles() if files is None else files
 
     def read(self, tensor: Stored, piece: Piece, box: Box, out: Block) -> None:
         """Fill an array with some elements of a piece; see `Reader.read`."""

@@ -25,6 +25,7 @@ from meshard.weights.catalogue.raw import (
     OpenFile,
     RawReader,
     box_count,
+    check_inside,
     contiguous_boxes,
     file_error,
 )
@@ -44,8 +45,6 @@ MOST_INDEX = 400_000_000
 _OFFSETS_KEY, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 """In the metadata of files that torch's HuggingFaceStorageWriter makes of each rank's shards: where
 these begin. The shapes of the whole tensors are not told."""
-_MOST_NAME = 1024
-"""Characters of a file's name in an index."""
 INDEX_SUM = re.compile(b'"%b": "([0-9a-f]{16})"' % SUMS_KEY.encode())
 _COUNTED = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -68,7 +67,10 @@ def open_safetensors(path: str) -> Catalogue:
     if os.path.isdir(path):
         index = _find_index(path)
         if index is None:
-            return _join(path, path, _files_without_index(path))
+            names = _files_without_index(path)
+            for name in names:
+                check_inside(path, path, name)
+            return _join(path, path, names)
         return _open_index(path, path, index)
     folder, name = os.path.split(path)
     if name.endswith(INDEX_SUFFIX):
@@ -445,6 +447,7 @@ def _find_index(folder: str) -> str | None:
 def _open_index(path: str, folder: str, name: str) -> Catalogue:
     """Return the tensors of the files that an index names."""
     place = os.path.join(folder, name)
+    check_inside(path, folder, name)
     index = _Index(place)
     names = list(dict.fromkeys(index.files.values()))
     alone = name.removesuffix(INDEX_SUFFIX) + SUFFIX
@@ -454,7 +457,7 @@ def _open_index(path: str, folder: str, name: str) -> Catalogue:
             "which one may be old. Open the file or the index by its own path."
         )
     for one in names:
-        _check_inside(place, folder, one)
+        check_inside(place, folder, one)
     found = _join(path, folder, names)
     _check_index(place, index, found)
     unchecked = found.unchecked if index.checked else (name, *found.unchecked)
@@ -533,28 +536,3 @@ class _Index:
 def index_sum(text: bytes) -> str:
     """Return the checksum of an index whose own checksum is 16 zeros."""
     return f"{xxhash.xxh3_64_intdigest(text):016x}"
-
-
-def _check_inside(index: str, folder: str, name: str) -> None:
-    """Refuse a name that leads out of the folder, by itself or through a link.
-
-    The cache of the Hugging Face hub has links from ``snapshots/REVISION`` to ``blobs``, which
-    belongs to the same model.
-    """
-    parts = name.split("/")
-    outside = os.path.isabs(name) or ".." in parts
-    if outside or not name or "\0" in name or len(name) > _MOST_NAME:
-        raise CheckpointError(
-            f"{index}: it names the file {name!r:.200}, which is not in the index's own folder. "
-            "Only files in it are read."
-        )
-    home = os.path.realpath(folder)
-    real = os.path.realpath(os.path.join(folder, name))
-    allowed = [home]
-    if os.path.basename(os.path.dirname(home)) == "snapshots":
-        allowed.append(os.path.join(os.path.dirname(os.path.dirname(home)), "blobs"))
-    if not any(os.path.commonpath([real, one]) == one for one in allowed):
-        raise CheckpointError(
-            f"{index}: it names the file {name!r:.200}, which is a link to {real}, outside of the "
-            "index's folder. Only files in it are read."
-        )

@@ -9,14 +9,17 @@ attributes have a checksum of each array's metadata and of their own file.
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import itertools
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, final
 
 import ml_dtypes
@@ -29,8 +32,8 @@ from meshard.plan.file.files import write_bytes
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import ZARR_CHUNK
-from meshard.weights.catalogue.chunks import grid_boxes, grid_steps, needed
-from meshard.weights.catalogue.raw import OpenFile, box_shape, file_error
+from meshard.weights.catalogue.chunks import GZIP, grid_boxes, grid_steps, inflated, needed
+from meshard.weights.catalogue.raw import OpenFile, box_shape, check_inside, file_error
 from meshard.weights.catalogue.raw_writer import exchange_names, partial_name, sync_folder
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
@@ -40,6 +43,7 @@ _NOT_NAMES = ("", ".", "..", _ROOT)
 _DTYPE, _SUM, _FILES, _TIED = "meshard.dtype", "meshard.xxh3", "meshard.files", "meshard.tied"
 _OWN = re.compile(rb'"meshard\.xxh3": "([0-9a-f]{16})"')
 _MOST_METADATA = 100_000_000
+_MOST_DIMS = 64
 _MOST_CHUNK = 1 << 32
 """Bytes of a chunk at most: the library makes it whole in memory."""
 
@@ -56,18 +60,22 @@ def open_zarr(path: str) -> Catalogue:
             the library zarr is not installed.
     """
     zarr: Any = needed("zarr", path)
+    check_inside(path, path, _ROOT)
     checked, root = _checked_root(path)
-    with _named(path, "it cannot be read as Zarr, version 3"):
+    with _named(path, "it cannot be read as Zarr, version 3"), zarr.config.set(_limited_codecs()):
         top = zarr.open(path, mode="r", zarr_format=3)
         members = {"": top} if isinstance(top, zarr.Array) else dict(top.members(max_depth=None))
         # The library lists them in the order of answers, which differs between processes.
         arrays = {name: one for name, one in sorted(members.items()) if isinstance(one, zarr.Array)}
     tensors = {}
     for name, one in arrays.items():
+        check_inside(path, path, os.path.join(name, _ROOT))
         with _named(path, f"array {name!r:.200} cannot be read"):
             tensors[name] = _stored(path, name, one)
     tied = root.pop(_TIED, {})
-    if not isinstance(tied, dict) or not set(tied.values()) <= set(tensors):
+    if not isinstance(tied, dict) or not all(
+        isinstance(name, str) and name in tensors for name in tied.values()
+    ):
         raise CorruptFileError(f"{path}: its attribute {_TIED} must name arrays, got {tied!r:.80}.")
     unchecked = () if checked else (_ROOT,)
     reader = _Reader(path, arrays, checked)
@@ -108,11 +116,82 @@ def _checked_root(path: str) -> tuple[bool, dict[str, Any]]:
     if own != given or not isinstance(files, dict):
         raise CorruptFileError(f"{place}: it has checksum {own}, expected {given!r:.40}.")
     for name, sum_ in files.items():
+        check_inside(place, path, name)
         one = OpenFile(os.path.join(path, name))
         now = _sum(one.bytes_at(0, min(one.size, _MOST_METADATA), "it cannot be read"))
         if now != sum_:
             raise CorruptFileError(f"{one.path}: it has checksum {now}, expected {sum_!r:.40}.")
     return True, attributes
+
+
+@cache
+def _limited_codecs() -> dict[str, str]:
+    """Return the setting by which the library takes codecs that decode to a chunk at most.
+
+    Its own decode whatever is in a file, also if that is a thousand times as long as the chunk.
+    """
+    zarr: Any = importlib.import_module("zarr")
+    found = {}
+    for name, base, length in (
+        ("gzip", zarr.codecs.GzipCodec, None),
+        ("zstd", zarr.codecs.ZstdCodec, _zstd_length),
+        ("blosc", zarr.codecs.BloscCodec, _blosc_length),
+    ):
+        made = type(f"Limited{base.__name__}", (base,), {"__module__": __name__})
+        for method in ("_decode_single", "_decode_sync"):  # newer versions have both
+            if hasattr(base, method):
+                setattr(made, method, _decoding(getattr(base, method), length))
+        zarr.registry.register_codec(name, made)
+        found[f"codecs.{name}"] = f"{made.__module__}.{made.__qualname__}"
+    return found
+
+
+def _decoding(base: Callable[..., Any], length: Callable[[bytes], int] | None) -> Any:
+    """Return the method that decodes a chunk; without a length that its bytes say, of gzip."""
+
+    def limited(self: Any, data: Any, spec: Any) -> Any:
+        dtype = spec.dtype.to_native_dtype() if hasattr(spec.dtype, "to_native_dtype") else None
+        size = (dtype or np.dtype(spec.dtype)).itemsize * math.prod(spec.shape)
+        most = 2 * size + _BESIDE
+        raw = data.to_bytes()
+        if length is None:
+            found = inflated(raw, most, GZIP)
+            if found is not None:
+                return spec.prototype.buffer.from_bytes(found)
+        elif length(raw) <= most:
+            return base(self, data, spec)
+        raise ValueError(f"a chunk of {size:,} bytes decodes to more than {most:,}")
+
+    async def awaited(self: Any, data: Any, spec: Any) -> Any:
+        found = limited(self, data, spec)
+        return await found if inspect.isawaitable(found) else found
+
+    return awaited if inspect.iscoroutinefunction(base) else limited
+
+
+_BESIDE = 1 << 16
+"""Bytes by which what a codec has encoded may be longer than what it was given, at most."""
+
+
+def _blosc_length(data: bytes) -> int:
+    return int.from_bytes(data[4:8], "little")
+
+
+def _zstd_length(data: bytes) -> int:
+    """Return how long what a frame of Zstandard holds is, or can be at most if it does not say."""
+    flags = data[4] if data[:4] == b"\x28\xb5\x2f\xfd" and len(data) > 4 else 0
+    single = flags >> 5 & 1
+    at = 5 + (1 - single) + (0, 1, 2, 4)[flags & 3]
+    width = (single, 2, 4, 8)[flags >> 6]
+    if width:
+        return int.from_bytes(data[at : at + width], "little") + (256 if width == 2 else 0)
+    found, last = 0, 0
+    while not last and at + 3 <= len(data):
+        head = int.from_bytes(data[at : at + 3], "little")
+        last, kind, size = head & 1, head >> 1 & 3, head >> 3
+        found += size if kind < 2 else 1 << 17
+        at += 3 + (1 if kind == 1 else size)
+    return found
 
 
 def _sum(text: bytes) -> str:
@@ -143,6 +222,8 @@ def _stored(path: str, name: str, one: Any) -> Stored:
             f"{math.prod(one.chunks) * dtype.itemsize:,} bytes; at most {_MOST_CHUNK:,} are read."
         )
     shape = tuple(one.shape)
+    if len(shape) > _MOST_DIMS or not all(0 <= n < 1 << 63 for n in shape):
+        raise CorruptFileError(f"{path}: array {name!r:.200} has a shape that no array can have.")
     if 0 in shape:
         return Stored(name, shape, dtype, ())
     unit = one.shards or one.chunks
@@ -176,9 +257,21 @@ class _Reader:
         doing = f"tensor {tensor.name!r:.200}, box {box}, cannot be read"
         if self._complete or (os.path.lexists(file) and not os.path.isfile(file)):
             OpenFile(file, doing)  # a chunk that is missing would be read as zeros
+        self._check_links(tensor.name, box)
         with _named(file, doing):
             found = np.asarray(self._arrays[tensor.name][box.slices])
             out[...] = found.view(tensor.dtype) if found.dtype != tensor.dtype else found
+
+    def _check_links(self, name: str, box: Box) -> None:
+        """Refuse chunks that are links out of the store, which the library would follow."""
+        array = self._arrays[name]
+        unit = array.shards or array.chunks
+        places = [
+            range(a // n, -(-b // n)) for a, b, n in zip(box.starts, box.stops, unit, strict=True)
+        ]
+        for place in itertools.product(*places):
+            key = os.path.join(name, array.metadata.encode_chunk_key(place))
+            check_inside(self._path, self._path, key)
 
     def close(self) -> None:
         """Close nothing: the library opens files when it reads them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshard.algebra.arguments import flag_of, path_of
 from meshard.errors import MissingFileError
 from meshard.runtime.processes.whereabouts import has_ended
-from meshard.weights.native.files import Storing, load_manifest, remove_folder
+from meshard.weights.native.files import Storing, data_folder, remove_folder
 from meshard.weights.native.manifest import NAME
 
 _DATA = re.compile(r"data-(.+)-\d+")
@@ -70,7 +70,7 @@ def clean(path: str | Path, *, force: bool = False, dry_run: bool = False) -> li
 def _left_in(folder: Path, *, force: bool, inner: bool) -> list[Path]:
     """Return what belongs to no checkpoint in a folder; the folder itself if it is a step's."""
     complete = (folder / NAME).is_file()
-    needed = load_manifest(folder).folder if complete else None
+    needed = data_folder(folder) if complete else None
     every = sorted(folder.iterdir())
     jobs = {one: _job_of(one) for one in every if one.name != needed}
     left = [one for one, job in jobs.items() if job and (force or has_ended(job))]

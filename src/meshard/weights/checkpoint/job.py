@@ -32,7 +32,7 @@ from meshard.weights.checkpoint.targets import Limits, foreign_writer
 from meshard.weights.dcp.target import DcpWriter
 from meshard.weights.native.files import (
     NativeWriter,
-    load_manifest,
+    data_folder,
     remove_folder,
     shards_of,
     write_manifest,
@@ -230,7 +230,7 @@ def _check_target(root: Path, *, overwrite: bool) -> None:
 def _is_complete(root: Path, folder: str) -> bool:
     """Whether a checkpoint is the one whose data is in a folder."""
     try:
-        return load_manifest(root).folder == folder
+        return data_folder(root) == folder
     except MissingFileError:
         return False
 
@@ -331,10 +331,12 @@ def _complete(root: Path, manifest: Manifest, records: Mapping[int, Record]) -> 
             if isinstance(start, int) and isinstance(size, int) and isinstance(header, str)
         ]
     )
-    before = _manifest_of(root)
+    before = None
+    with contextlib.suppress(MeshardError):
+        before = data_folder(root)
     write_manifest(root, replace(manifest, files=files), lambda: _check_saver(root, manifest.saver))
-    if before is not None and before.folder != manifest.folder:
-        remove_folder(root / before.folder)
+    if before is not None and before != manifest.folder:
+        remove_folder(root / before)
 
 
 def _manifest_of(root: Path) -> Manifest | None:

@@ -18,18 +18,20 @@ from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, ShardingError, TreeError, did_you_mean
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
-from meshard.runtime.agree import meet
+from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_sharding, check_devices_exist, home, is_function
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
+from meshard.weights.catalogue.stored import Catalogue
 from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import Files, in_order, opened
 from meshard.weights.checkpoint.prefixes import Name, by_prefix
 from meshard.weights.checkpoint.sources import made_of, spread
 from meshard.weights.maps.keymap import KeyMap
+from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of
 from meshard.weights.transfer.loading import load as run_load
 from meshard.weights.transfer.reading import Wanted, plan_reading, slab_bytes_of, wanted_of
@@ -92,14 +94,12 @@ def load(
     """
     what = "checkpoint.load"
     asked = checked_progress(progress, what)
-    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    request = _Request(opened(path, step, what), _Wish(like, shardings, dtype, map), what)
     try:
         request.names()  # refused, if only `like` can make the tree, before anything is read
         plan = request.plan(checked_window(max_bytes, what))
         world = here()
-        if world.process_count > 1:
-            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
-            meet(world, world.processes, told_of)
+        request.announce(world, plan)
         total = plan.reading.bytes_read[world.process_index]
         with telling(asked, "loading", world=world, patient=world.process_count > 1) as tell:
             arrays = run_load(world, plan.reading, request.catalogue, adding(tell, total))
@@ -148,13 +148,11 @@ def load_iter(
     """
     what = "checkpoint.load_iter"
     window = checked_window(max_bytes, what)
-    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    request = _Request(opened(path, step, what), _Wish(like, shardings, dtype, map), what)
     try:
         plan = request.plan(window)
         world = here()
-        if world.process_count > 1:
-            told_of = f"`{what}` of {request.catalogue.path}, plan {plan.digest}"
-            meet(world, world.processes, told_of)
+        request.announce(world, plan)
     except BaseException:
         request.catalogue.reader.close()
         raise
@@ -196,7 +194,7 @@ def plan_load(
     2097152
     """
     what = "checkpoint.plan_load"
-    request = _Request(path, step, _Wish(like, shardings, dtype, map), what)
+    request = _Request(opened(path, step, what), _Wish(like, shardings, dtype, map), what)
     request.catalogue.reader.close()
     request.names()
     return request.plan(checked_window(max_bytes, what), virtual=True)
@@ -217,8 +215,8 @@ class _Wish:
 class _Request:
     """What is to be loaded: the files, the tensors wanted, and the tree that they become."""
 
-    def __init__(self, path: Files, step: int | None, wish: _Wish, what: str) -> None:
-        self.catalogue = opened(path, step, what)
+    def __init__(self, catalogue: Catalogue, wish: _Wish, what: str) -> None:
+        self.catalogue = catalogue
         self._what = what
         self._like = wish.like
         self._shardings = wish.shardings
@@ -331,6 +329,18 @@ class _Request:
         used = {n for w in reading.wanted for n in w.recipe.sources}
         files = {p.file for n in used for p in stored.tensors[n].pieces}
         return LoadPlan(stored.path, stored.format, reading, window, len(files))
+
+    def announce(self, world: RuntimeWorld, plan: LoadPlan) -> None:
+        """Let the processes of a job compare what they load: another job may have replaced it.
+
+        Raises:
+            AgreementError: if each step is compared, and another process loads something else.
+        """
+        if world.process_count > 1:
+            manifest = self.catalogue.values.get("manifest")
+            version = f", {manifest.folder}" if isinstance(manifest, Manifest) else ""
+            text = f"`{self._what}` of {self.catalogue.path}{version}, plan {plan.digest}"
+            agreed(world, world.processes, text, text)
 
     def each(self, plan: LoadPlan, most: int) -> Iterator[tuple[str, Array]]:
         """Yield the names and arrays of a plan, some of them loaded together."""

@@ -18,7 +18,7 @@ from meshard.weights.catalogue.stored import Catalogue, Stored
 from meshard.weights.dcp.source import DCP
 from meshard.weights.native.files import native_catalogue
 from meshard.weights.native.manifest import NAME
-from meshard.weights.native.steps import step_folder, steps
+from meshard.weights.native.steps import step_folder, steps, unfinished
 
 FORMATS["dcp"] = DCP
 
@@ -88,8 +88,14 @@ def opened(path: Files, step: int | None, what: str, *, checked: bool = False) -
     if isinstance(path, RankFiles):
         return open_ranks([str(path_of(p, what)) for p in path.paths], path.dims)
     root = _checkpoint(path, step, what)
-    if root is not None:
-        return native_catalogue(root, checked=checked)
+    while root is not None:
+        try:
+            return native_catalogue(root, checked=checked)
+        except MissingFileError:
+            newer = _checkpoint(path, step, what)
+            if newer == root:
+                raise
+            root = newer  # the step was removed, since newer ones have been saved
     return open_catalogue(str(path_of(path, what)))
 
 
@@ -114,7 +120,16 @@ def _checkpoint(path: str | Path, step: int | None, what: str) -> Path | None:
         return folder
     if (root / NAME).is_file():
         return root
-    found = steps(root) if root.is_dir() else []
+    if not root.is_dir():
+        return None
+    found = steps(root)
+    left = unfinished(root) if not found else None
+    if left is not None:
+        raise MissingFileError(
+            f"{what}: {root} has no complete checkpoint and no complete step: the save that made "
+            f"{left} has not ended, or was killed before it was complete. Wait for it, or save "
+            "again; checkpoint.clean removes what a killed save has left."
+        )
     return step_folder(root, found[-1]) if found else None
 
 

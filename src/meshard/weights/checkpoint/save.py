@@ -66,7 +66,8 @@ def save(
             ``"zarr"``; ``"npy"``; ``"dcp"``, a folder as ``torch.distributed.checkpoint`` reads it,
             with a file for each process. None: by the path's suffix, and meshard's own without one.
         step: the number of the step, which is saved in a folder of its own.
-        keep: how many of the newest steps to keep; None for all.
+        keep: how many of the newest steps to keep; None for all. The step that is saved now stays,
+            also if there are that many with greater numbers.
         overwrite: whether what is there is replaced.
         dtype: what floats are cast to, or integers if it is an integer dtype; None for no cast.
         map: which tensors are made of which arrays of the tree; their names are the map's.
@@ -143,7 +144,7 @@ def _place(
     def after() -> None:
         point_to(root, number)
         if newest is not None:
-            keep_newest(root, newest)
+            keep_newest(root, newest, number)
 
     return step_folder(root, number), after
 

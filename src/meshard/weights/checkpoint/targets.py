@@ -28,14 +28,32 @@ from meshard.weights.native.structure import Named, leaf_paths, leaf_values
 
 FORMATS = ("meshard", "safetensors", "safetensors-ranks", "npy", "zarr", "dcp")
 _BY_SUFFIX = {".safetensors": "safetensors", ".npy": "npy", ".zarr": "zarr"}
+_OTHERS = {
+    **dict.fromkeys((".h5", ".hdf5", ".hdf", ".he5"), "HDF5"),
+    **dict.fromkeys((".pt", ".pth", ".bin"), "torch.save's format, a pickle"),
+    **dict.fromkeys((".pkl", ".pickle"), "a pickle"),
+    ".npz": "NumPy's archives",
+    ".gguf": "GGUF",
+    ".onnx": "ONNX",
+    ".msgpack": "MessagePack",
+}
+"""Suffixes of files that other programs write and meshard does not."""
 
 
 def format_of(path: Path, given: str | None, what: str) -> str:
     """Return the format that is meant: the one given, or that of the path's suffix.
 
     Raises:
-        ArgumentError: if there is no such format.
+        ArgumentError: if there is no such format, or the suffix is that of files which meshard
+            does not write: a folder of that name would not be what was asked for.
     """
+    other = _OTHERS.get(path.suffix.lower()) if given is None else None
+    if other is not None:
+        raise ArgumentError(
+            f"{what}: {path.name!r:.80} has the suffix of {other}, which meshard does not write. "
+            f"It writes {', '.join(FORMATS)}: by the suffix {', '.join(_BY_SUFFIX)}, or by "
+            'format=; format="meshard" makes a folder of any name.'
+        )
     if given is None:
         return _BY_SUFFIX.get(path.suffix, "meshard")
     return choice_of(given, FORMATS, what, "format")

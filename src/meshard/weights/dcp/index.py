@@ -317,7 +317,8 @@ def _list(value: Any, name: str) -> Iterator[Record]:
 
 def _sizes(value: Any, name: object) -> tuple[int, ...]:
     found = tuple(value) if isinstance(value, (tuple, list)) else (None,)
-    if len(found) <= 64 and set(map(type, found)) <= {int} and min(found, default=0) >= 0:
+    whole = len(found) <= 64 and set(map(type, found)) <= {int}
+    if whole and min(found, default=0) >= 0 and max(found, default=0) < 1 << 63:
         return found
     raise _Malformed(f"{told(name)} has the sizes {told(value)}")
 

@@ -20,7 +20,15 @@ from meshard.errors import CheckpointError, CorruptFileError, MissingFileError
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import READ_BUFFER
 from meshard.weights.catalogue.detect import Format
-from meshard.weights.catalogue.raw import Foreign, OpenFile, OpenFiles, RawReader, contiguous_boxes
+from meshard.weights.catalogue.raw import (
+    Foreign,
+    OpenFile,
+    OpenFiles,
+    RawReader,
+    check_inside,
+    contiguous_boxes,
+    file_error,
+)
 from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
 from meshard.weights.dcp.archive import Elements, Window, frame
 from meshard.weights.dcp.dtypes import NAMES
@@ -74,19 +82,24 @@ def open_dcp(path: str) -> Catalogue:
 def _read(folder: str) -> Index:
     """Return the index of a folder, or that of all ranks together."""
     path = os.path.join(folder, METADATA)
-    names = sorted([n for n in os.listdir(folder) if _RANK.fullmatch(n)])
+    try:
+        names = sorted([n for n in os.listdir(folder) if _RANK.fullmatch(n)])
+    except OSError as error:
+        raise file_error(error, folder, "it cannot be listed") from error
     if os.path.lexists(path) or not names:
         if not os.path.lexists(path):
             raise MissingFileError(
                 f"{folder}: it has files {SUFFIX} and no {METADATA}: the save did not end, or the "
                 "index was not copied with the folder."
             )
-        return _read_file(path)
-    found = [_read_file(os.path.join(folder, name), whole=False) for name in names]
+        return _read_file(folder, METADATA)
+    found = [_read_file(folder, name, whole=False) for name in names]
     return _merged(folder, found)
 
 
-def _read_file(path: str, *, whole: bool = True) -> Index:
+def _read_file(folder: str, name: str, *, whole: bool = True) -> Index:
+    check_inside(folder, folder, name)
+    path = os.path.join(folder, name)
     file = OpenFile(path)
     return read_index(file.bytes_at(0, file.size, "it cannot be read"), path, whole=whole)
 
@@ -129,6 +142,7 @@ def _check_files(folder: str, index: Index) -> None:
                 ends[chunk.file] = end, name
     for file, (end, name) in ends.items():
         path = os.path.join(folder, file)
+        check_inside(os.path.join(folder, METADATA), folder, file)
         try:
             size = os.stat(path).st_size
         except OSError as error:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,7 +23,14 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, MissingFileError, StorageError
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
-from meshard.weights.catalogue.raw import OpenFile, RawReader, box_count, contiguous_boxes
+from meshard.weights.catalogue.raw import (
+    OpenFile,
+    OpenFiles,
+    RawReader,
+    box_count,
+    check_inside,
+    contiguous_boxes,
+)
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter, sync_folder
 from meshard.weights.catalogue.safetensors_header import (
     DTYPES,
@@ -36,6 +44,7 @@ from meshard.weights.native.manifest import (
     Entry,
     Manifest,
     native_pieces,
+    read_folder,
     read_manifest,
 )
 
@@ -286,27 +295,44 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def load_manifest(root: Path) -> Manifest:
-    """Return the manifest of a checkpoint.
+def data_folder(root: Path) -> str:
+    """Return the name of the folder in which the data of a checkpoint is.
 
     Raises:
-        MissingFileError: if there is none.
+        MissingFileError: if there is no manifest.
         CorruptFileError: if it is cut off, was changed, or is malformed.
     """
+    return read_folder(_text_of(root), str(root / NAME))
+
+
+def _text_of(root: Path) -> str:
     path = root / NAME
+    if not os.path.lexists(path):
+        raise MissingFileError(f"{root}: there is no complete checkpoint: it has no {NAME}.")
+    check_inside(str(root), str(root), NAME)
+    file = OpenFile(str(path))
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise MissingFileError(
-            f"{root}: there is no complete checkpoint: it has no {NAME}."
-        ) from None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        text = data.decode("utf-8")
+        return file.bytes_at(0, file.size, "it cannot be read").decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptFileError(f"{path}: the manifest is not text: {error}.") from error
-    return read_manifest(text, str(path))
+
+
+def _check_sizes(root: Path, opened: OpenFiles, folder: str, files: Sequence[DataFile]) -> None:
+    """Refuse a checkpoint of which a data file is missing, or is not the one that was written."""
+    for file in files:
+        name = f"{folder}/{data_name(file.process)}"
+        check_inside(str(root / NAME), str(root), name)
+        try:
+            size = opened[str(root / name)].size
+        except MissingFileError:
+            raise MissingFileError(
+                f"{root / name} is missing; the checkpoint {root} has {len(files)} data files."
+            ) from None
+        if size != file.size:
+            raise CorruptFileError(
+                f"{root / name} has {size:,} bytes, but the manifest says {file.size:,}: it is cut "
+                "off, or belongs to another checkpoint."
+            )
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -315,8 +341,16 @@ def _write_all(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
+_REPLACED = 20
+"""How often a checkpoint may be replaced while it is being opened."""
+
+
 def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
     """Return the catalogue of a checkpoint.
+
+    Another job may replace the checkpoint meanwhile, and remove the data that a manifest names. So
+    the files are opened at once, which keeps their data, and if one is gone and there is another
+    manifest by then, that one is read.
 
     Args:
         root: its folder.
@@ -324,22 +358,26 @@ def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
 
     Raises:
         MissingFileError: if there is no manifest, or a data file is missing.
-        CorruptFileError: if a file has another size, or another header, than the manifest says.
+        CorruptFileError: if a file has another size, or another header, than the manifest says; if
+            the manifest is cut off, was changed, or is malformed.
+        CheckpointError: if a file is a link that leads out of the folder.
     """
-    manifest = load_manifest(root)
-    for file in manifest.files:
-        path = root / manifest.folder / data_name(file.process)
+    for _ in range(_REPLACED):
+        text = _text_of(root)
         try:
-            size = path.stat().st_size
-        except OSError:
-            raise MissingFileError(
-                f"{path} is missing; the checkpoint {root} has {len(manifest.files)} data files."
-            ) from None
-        if size != file.size:
-            raise CorruptFileError(
-                f"{path} has {size:,} bytes, but the manifest says {file.size:,}: it is cut off, "
-                "or belongs to another checkpoint."
-            )
+            return _catalogue(root, text, checked=checked)
+        except CheckpointError:
+            if _text_of(root) == text:
+                raise
+    raise CheckpointError(
+        f"{root}: it was replaced {_REPLACED} times while it was being opened. Save to it less "
+        "often, or save steps: step=."
+    )
+
+
+def _catalogue(root: Path, text: str, *, checked: bool) -> Catalogue:
+    opened = OpenFiles()
+    manifest = read_manifest(text, str(root / NAME), partial(_check_sizes, root, opened))
     shards = shards_of(manifest.entries)
     starts = {file.process: file.start for file in manifest.files}
     lacking = shards.keys() - starts.keys()
@@ -353,7 +391,7 @@ def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
     files = {f"{manifest.folder}/{data_name(r.process)}": r for r in manifest.files}
 
     def sums_of(name: str) -> dict[int, int]:
-        return _sums(root, name, files[name], sorted(places.get(name, ())))
+        return _sums(opened[str(root / name)], files[name], sorted(places.get(name, ())))
 
     sums = {name: sums_of(name) for name in files} if checked else {}
     tensors = {}
@@ -363,32 +401,31 @@ def native_catalogue(root: Path, *, checked: bool = False) -> Catalogue:
             found = [replace(p, checksum=sums[p.file].get(p.offset)) for p in found]
         tensors[entry.name] = Stored(entry.name, entry.shape, entry.dtype, tuple(found))
     values = {"tree": manifest.structure, "manifest": manifest}
-    reader = RawReader(str(root), sums=None if checked else sums_of)
+    reader = RawReader(str(root), sums=None if checked else sums_of, files=opened)
     return Catalogue(str(root), "meshard", tensors, reader, manifest.tied, values)
 
 
-def _sums(root: Path, name: str, record: DataFile, offsets: Sequence[int]) -> dict[int, int]:
+def _sums(file: OpenFile, record: DataFile, offsets: Sequence[int]) -> dict[int, int]:
     """Return the checksums of the pieces in a data file, by offset.
 
     Args:
-        root: the checkpoint's folder.
-        name: the file.
+        file: the file.
         record: what the manifest says about it.
         offsets: where its pieces begin, in order.
 
     Raises:
         CorruptFileError: if its header is not the one that was written.
     """
-    head = OpenFile(str(root / name)).bytes_at(0, record.start, "its header cannot be read")
+    head = file.bytes_at(0, record.start, "its header cannot be read")
     if xxhash.xxh3_64_intdigest(head) != record.header:
         raise CorruptFileError(
-            f"{root / name}: its header was changed: its checksum is "
+            f"{file.path}: its header was changed: its checksum is "
             f"{xxhash.xxh3_64_hexdigest(head)}, but the manifest says {record.header:016x}."
         )
     sums = written_sums(head)
     if len(sums) != len(offsets):
         raise CorruptFileError(
-            f"{root / name}: its header has {len(sums)} checksums, but by the manifest it has "
+            f"{file.path}: its header has {len(sums)} checksums, but by the manifest it has "
             f"{len(offsets)} pieces."
         )
     return dict(zip(offsets, sums, strict=True))

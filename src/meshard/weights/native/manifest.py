@@ -15,22 +15,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from functools import lru_cache
+from itertools import chain, pairwise, product
 from typing import Any, final
 
 import numpy as np
 import xxhash
 
 from meshard.algebra.abstract import Sharding
+from meshard.algebra.arguments import shown
 from meshard.algebra.box import Box
 from meshard.algebra.layout import balanced_cuts
-from meshard.errors import CorruptFileError, MeshardError
+from meshard.errors import CheckpointError, CorruptFileError, MeshardError
 from meshard.plan.file.json_shardings import Shardings, read_shardings
 from meshard.plan.file.json_values import as_list, as_mapping, as_number, as_numbers, as_text
+from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import KEY, dtype_name
 from meshard.tuning import PIECE_BYTES
+from meshard.weights.catalogue.safetensors_header import MOST_HEADER
 
 VERSION = 1
 NAME = "manifest.json"
@@ -38,6 +43,7 @@ _FORMAT = "meshard checkpoint"
 _SHARED = 1 << 20
 """Bytes of a piece from which the processes that hold it each write a part."""
 _NUMBER = re.compile("[0-9]+")
+_DTYPE = re.compile("[a-z][a-z0-9_]{1,40}")
 _NO_NUMBERS = re.compile("[{}]|(?<![0-9])0[0-9]|[0-9]{19}")
 """What a name has whose numbers could not be put back as they were."""
 
@@ -159,16 +165,58 @@ def _text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def read_manifest(text: str, path: str) -> Manifest:
+Sizes = Callable[[str, Sequence[DataFile]], None]
+"""Refuses data files that are not there, or have other sizes; it is given their folder."""
+
+
+def read_manifest(text: str, path: str, sizes: Sizes | None = None) -> Manifest:
     """Return the manifest of a text.
+
+    A short text can name more tensors and devices than fit into memory. So none is listed before it
+    is known that the data files, whose headers name each box again, are long enough for them.
 
     Args:
         text: the text.
         path: the file's path, for messages.
+        sizes: looks at the data files; None if there are none, and the text is trusted.
 
     Raises:
         CorruptFileError: if it is cut off, was changed, or is malformed.
+        MissingFileError: if a data file is missing.
     """
+    with _malformed(path):
+        form = _form(text, path)
+        folder = _folder(form)
+        files = tuple([_file(row) for row in as_list(form["files"])])
+    if sizes is not None:
+        sizes(folder, files)
+    room = None if sizes is None else _Room(len(text), files)
+    with _malformed(path):
+        shardings = read_shardings(form["meshes"], form["shardings"])
+        piece_bytes = as_number(form["piece_bytes"])
+        if piece_bytes < 1:
+            raise ValueError(f"its pieces have {piece_bytes} bytes")
+        groups = [_Group(given, shardings) for given in as_list(form["tensors"])]
+        if room is not None:
+            room.check(groups, piece_bytes)
+        entries = [entry for group in groups for entry in group.entries()]
+        tied = {as_text(k): as_text(v) for k, v in as_mapping(form["tied"]).items()}
+        saver = _saver(form["saver"]) if "saver" in form else None
+        return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes, saver)
+
+
+def read_folder(text: str, path: str) -> str:
+    """Return the folder of the data files that a manifest names, and list nothing.
+
+    Raises:
+        CorruptFileError: if the text is cut off, was changed, or is malformed.
+    """
+    with _malformed(path):
+        return _folder(_form(text, path))
+
+
+def _form(text: str, path: str) -> Mapping[str, Any]:
+    """Return the JSON of a text, which must have its checksum."""
     body, mark, rest = text.rpartition('"checksum": "')
     found = rest[:16]
     expected = xxhash.xxh3_64_hexdigest(body.encode("utf-8", "surrogatepass"))
@@ -177,24 +225,32 @@ def read_manifest(text: str, path: str) -> Manifest:
             f"{path}: the checkpoint's manifest is cut off or was changed: its checksum is "
             f"{expected}, but the file says {found!r}."
         )
+    form = as_mapping(json.loads(text))
+    if form["format"] != _FORMAT or form["version"] != VERSION:
+        raise ValueError(f"it is a {shown(form['format'])} of version {shown(form['version'])}")
+    return form
+
+
+def _folder(form: Mapping[str, Any]) -> str:
+    folder = as_text(form["folder"])
+    if not re.fullmatch(r"[\w.-]{1,255}", folder) or folder.startswith("."):
+        raise ValueError(f"its folder is {shown(folder)}")
+    return folder
+
+
+@contextmanager
+def _malformed(path: str) -> Iterator[None]:
+    """Raise whatever is found wrong with a text as an error that names the file."""
     try:
-        form = as_mapping(json.loads(text))
-        if form["format"] != _FORMAT or form["version"] != VERSION:
-            raise ValueError(f"it is a {form['format']!r} of version {form['version']!r}")
-        shardings = read_shardings(form["meshes"], form["shardings"])
-        entries = [e for group in as_list(form["tensors"]) for e in _entries(group, shardings)]
-        files = tuple([_file(row) for row in as_list(form["files"])])
-        tied = {as_text(k): as_text(v) for k, v in as_mapping(form["tied"]).items()}
-        folder = as_text(form["folder"])
-        if not re.fullmatch(r"[\w.-]+", folder) or folder.startswith("."):
-            raise ValueError(f"its folder is {folder!r}")
-        piece_bytes = as_number(form["piece_bytes"])
-        if piece_bytes < 1:
-            raise ValueError(f"its pieces have {piece_bytes} bytes")
-        saver = _saver(form["saver"]) if "saver" in form else None
-        return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes, saver)
-    except (ValueError, TypeError, KeyError, IndexError, MeshardError, RecursionError) as error:
-        raise CorruptFileError(f"{path}: the manifest is malformed: {error}") from error
+        yield
+    except CheckpointError:
+        raise
+    except (
+        *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+        *(MeshardError, RecursionError, MemoryError),
+    ) as error:
+        why = " ".join(str(error).split())[:300]
+        raise CorruptFileError(f"{path}: the manifest is malformed: {why}") from error
 
 
 def _saver(row: object) -> Saver:
@@ -206,7 +262,12 @@ def _saver(row: object) -> Saver:
 
 def _file(row: object) -> DataFile:
     process, start, size, header = as_list(row)
-    return DataFile(as_number(process), as_number(start), as_number(size), int(as_text(header), 16))
+    found = DataFile(*map(as_number, (process, start, size)), int(as_text(header), 16))
+    if not (0 <= found.process < 1 << 31 and 0 <= found.start <= found.size < 1 << 63) or (
+        found.start > 8 + MOST_HEADER
+    ):
+        raise ValueError(f"a data file is given as {shown(row)}")
+    return found
 
 
 # names
@@ -224,7 +285,8 @@ def _groups(entries: Sequence[Entry]) -> Iterator[tuple[str, list[tuple[_Numbers
     """Yield names with their numbers left out, and for each the numbers and the tensors."""
     found: dict[tuple[str, object], list[tuple[_Numbers, Entry]]] = {}
     for e in entries:
-        skeleton, numbers = _counted(e.name)
+        # What has no elements is listed by name: no file bounds how many there are.
+        skeleton, numbers = (e.name, ()) if 0 in e.shape else _counted(e.name)
         key = skeleton, (e.shape, e.dtype.str, e.dtype, e.sharding)
         found.setdefault(key, []).append((numbers, e))
     for (skeleton, _), rows in found.items():
@@ -252,7 +314,8 @@ def _group_form(
         return {"name": first.name, **form}
     names = {"names": skeleton}
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
-    if list(product(*columns)) == numbers:
+    full = math.prod(map(len, columns)) == len(numbers)
+    if full and list(product(*columns)) == numbers:
         return {**names, "each": [_spans(column) for column in columns], **form}
     return {**names, "list": [list(n) for n in numbers], **form}
 
@@ -268,45 +331,121 @@ def _spans(numbers: Sequence[int]) -> list[int]:
     return found
 
 
-def _entries(form: object, shardings: Sequence[Sharding]) -> Iterator[Entry]:
-    given = as_mapping(form)
-    shape, dtype = as_numbers(given["shape"]), _dtype(as_text(given["dtype"]))
-    if min(shape, default=0) < 0:
-        raise ValueError(f"a shape is {shape}")
-    sharding = shardings[as_number(given["sharding"])]
-    sharding.layout(shape)  # refused if it does not fit
-    for name in _names(given):
-        yield Entry(name, shape, dtype, sharding)
+@final
+class _Group:
+    """Tensors that differ by the numbers in their names, before they are listed.
+
+    Attributes:
+        count: how many there are.
+        letters: the characters of all names.
+        shape: the shape of each.
+        dtype: the dtype of each.
+        layout: how each is laid out.
+    """
+
+    def __init__(self, form: object, shardings: Sequence[Sharding]) -> None:
+        given = as_mapping(form)
+        self.shape, self.dtype = as_numbers(given["shape"]), _dtype(as_text(given["dtype"]))
+        if len(self.shape) > _MOST_DIMS or not all(0 <= n < 1 << 63 for n in self.shape):
+            raise ValueError(f"a shape is {shown(self.shape)}")
+        self._sharding = shardings[as_number(given["sharding"])]
+        self.layout = self._sharding.layout(self.shape)  # refused if it does not fit
+        self._parts, self._columns, self._rows = [""], list[list[range]](), [()]
+        if "name" in given:
+            self._parts = [as_text(given["name"])]
+        else:
+            self._parts = as_text(given["names"]).split("{}")
+            self._rows = [as_numbers(row) for row in as_list(given.get("list", []))]
+            self._columns = [_runs(as_numbers(spans)) for spans in as_list(given.get("each", []))]
+        wide = {len(row) for row in self._rows} or {len(self._columns)}
+        if wide != {len(self._parts) - 1} or (self._rows and self._columns):
+            raise ValueError(f"{shown('{}'.join(self._parts))} has {wide} numbers")
+        sizes = [sum(map(len, runs)) for runs in self._columns]
+        self.count = len(self._rows) or math.prod(sizes)
+        digits = sum([len(str(n)) for row in self._rows for n in row])
+        for runs, size in zip(self._columns, sizes, strict=True):
+            digits += sum(map(_digits, runs)) * (self.count // size)
+        self.letters = self.count * sum(map(len, self._parts)) + digits
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements of one of them."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the tensors."""
+        rows: Iterable[_Numbers] = self._rows or product(*[chain(*runs) for runs in self._columns])
+        first, *others = self._parts
+        for row in rows:
+            name = first + "".join([f"{n}{part}" for n, part in zip(row, others, strict=True)])
+            yield Entry(name, self.shape, self.dtype, self._sharding)
 
 
-_MOST_NAMES = 1 << 24
+def _runs(spans: _Numbers) -> list[range]:
+    """Return the runs of numbers that starts and stops say."""
+    found = [range(a, b) for a, b in zip(spans[::2], spans[1::2], strict=True)]
+    if not found or not all(0 <= run.start < run.stop < 1 << 63 for run in found):
+        raise ValueError(f"runs of numbers are given as {shown(spans)}")
+    return found
 
 
-def _names(given: Mapping[str, Any]) -> Iterator[str]:
-    if "name" in given:
-        yield as_text(given["name"])
-        return
-    skeleton = as_text(given["names"])
-    if "list" in given:
-        rows = [as_numbers(row) for row in as_list(given["list"])]
-    else:
-        columns = [as_numbers(spans) for spans in as_list(given["each"])]
-        pairs = [list(zip(c[::2], c[1::2], strict=True)) for c in columns]
-        if math.prod([sum([b - a for a, b in spans]) for spans in pairs]) > _MOST_NAMES:
-            raise ValueError(f"{skeleton!r} stands for too many names")
-        rows = list(product(*[[n for a, b in spans for n in range(a, b)] for spans in pairs]))
-    if skeleton.count("{}") != len(rows[0]):
-        raise ValueError(f"{skeleton!r} has not {len(rows[0])} numbers")
-    for row in rows:
-        yield skeleton.format(*row)
+def _digits(run: range) -> int:
+    """Return how many digits the numbers of a run have, those of ``range(9, 11)`` three."""
+    return sum([max(0, run.stop - max(run.start, 10**d if d else 0)) for d in range(20)])
+
+
+@final
+class _Room:
+    """What a manifest may name: as much as its data files, whose sizes are known, can hold.
+
+    Args:
+        text: the characters of the manifest.
+        files: the data files.
+    """
+
+    def __init__(self, text: int, files: Sequence[DataFile]) -> None:
+        self._heads = sum([file.start for file in files])
+        self._data = sum([file.size - file.start for file in files])
+        self._text = text
+
+    def check(self, groups: Sequence[_Group], piece_bytes: int) -> None:
+        """Refuse groups of tensors for which there is no room, before they are listed.
+
+        The header of a data file names each box with elements, in some 50 bytes beside the name,
+        and has 16 digits for each piece. The boxes of a layout, of which some may have no elements,
+        are gone through once for tensors that are alike.
+        """
+        full = [group for group in groups if group.nbytes]
+        empty = [group for group in groups if not group.nbytes]
+        nbytes = sum([group.count * group.nbytes for group in full])
+        self._compare("bytes of elements", nbytes, self._data, exact=True)
+        letters = sum([group.letters + 40 * group.count for group in full])
+        self._compare("bytes of names", letters, self._heads)
+        bare = sum([group.letters + 40 * group.count for group in empty])
+        self._compare("bytes of names without elements", bare, 40 * self._text + _FEW)
+        pieces = sum([g.count * (g.nbytes // max(piece_bytes, g.dtype.itemsize)) for g in full])
+        self._compare("pieces", pieces, self._heads // 16)
+        boxes = sum([group.layout.piece_count for group in groups])
+        self._compare("boxes of devices", boxes, self._heads + 40 * self._text + _FEW)
+
+    def _compare(self, what: str, count: int, room: int, *, exact: bool = False) -> None:
+        if count > room or (exact and count < room):
+            raise ValueError(
+                f"it names {min(count, 1 << 64):,} {what} or more, but its files, by their sizes, "
+                f"hold {room:,}"
+            )
+
+
+_MOST_DIMS = 64
+_FEW = 1 << 20
 
 
 def _dtype(name: str) -> np.dtype[Any]:
     if name == dtype_name(KEY):
         return KEY
-    found = np.dtype(name)
-    if found.hasobject or (found.kind in "OSUVmM" and name.startswith(("object", "str", "bytes"))):
-        raise ValueError(f"a dtype is {name!r}")
+    found = checked_dtype(np.dtype(name), "a tensor") if _DTYPE.fullmatch(name) else None
+    if found is None or dtype_name(found) != name:
+        raise ValueError(f"a dtype is {shown(name)}")
     return found
 
 
@@ -322,21 +461,29 @@ def native_pieces(entry: Entry, number: int) -> Iterator[tuple[Box, int]]:
         entry: the tensor.
         number: its number.
     """
-    for k, (box, holders) in enumerate(_held_boxes(entry)):
+    for k, box, holders in _held_boxes(entry.sharding, entry.shape):
         for part, owners in _parts(box, holders, entry.dtype.itemsize):
             if part.volume:
                 yield part, owners[(number + k) % len(owners)]
 
 
-def _held_boxes(entry: Entry) -> Iterator[tuple[Box, tuple[int, ...]]]:
-    """Yield disjoint boxes that are all of a tensor, and the processes that hold each."""
-    layout = entry.sharding.layout(entry.shape)
-    processes = {d.id: d.process_index for d in entry.sharding.device_order}
-    if layout.regular or _are_disjoint(layout.boxes):
-        for k in range(layout.piece_count):
-            yield layout.box(k), tuple(sorted({processes[i] for i in layout.holders(k)}))
-    else:
-        yield Box.whole(entry.shape), tuple(sorted({processes[i] for i in layout.device_ids}))
+@lru_cache(maxsize=8)  # tensors that are alike follow each other
+def _held_boxes(
+    sharding: Sharding, shape: tuple[int, ...]
+) -> tuple[tuple[int, Box, tuple[int, ...]], ...]:
+    """Return disjoint boxes that are all of a tensor: number, box, and who holds each."""
+    layout = sharding.layout(shape)
+    processes = {d.id: d.process_index for d in sharding.device_order}
+    if not layout.regular and not _are_disjoint(layout.boxes):
+        holders = tuple(sorted({processes[i] for i in layout.device_ids}))
+        return ((0, Box.whole(shape), holders),)
+    return tuple(
+        [
+            (k, box, tuple(sorted({processes[i] for i in layout.holders(k)})))
+            for k, box in enumerate(map(layout.box, range(layout.piece_count)))
+            if box.volume
+        ]
+    )
 
 
 def _parts(
@@ -374,7 +521,7 @@ def written_by(entries: Sequence[Entry]) -> dict[int, int]:
     found: dict[int, int] = {}
     for numbers in alike.values():
         entry = entries[numbers[0]]
-        for k, (box, holders) in enumerate(_held_boxes(entry)):
+        for k, box, holders in _held_boxes(entry.sharding, entry.shape):
             for part, owners in _parts(box, holders, entry.dtype.itemsize):
                 nbytes = part.volume * entry.dtype.itemsize
                 if len(owners) == 1:

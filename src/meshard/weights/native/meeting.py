@@ -129,7 +129,12 @@ class ByFiles:
             raise CheckpointError(
                 f"the first process has not completed the checkpoint within {TIMEOUT.value:g} s."
             )
-        return None if self._is_complete() else _read(failed, str)
+        if self._is_complete():
+            return None
+        # It was completed, and another save has replaced it or a later step removed it since.
+        with suppress(FileNotFoundError):
+            return _read(failed, str)
+        return None
 
     def _path(self, process: int) -> Path:
         return self._folder / f"{process:05d}.json"

@@ -19,6 +19,14 @@ _LATEST = "latest"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
+def unfinished(root: Path) -> str | None:
+    """Return which save to a folder has not ended; None if the folder holds anything else."""
+    names = [entry.name for entry in root.iterdir() if not entry.name.startswith(".")]
+    left = [name for name in names if _STEP.fullmatch(name) or name.startswith("data-")]
+    others = [name for name in names if name not in left and name != _LATEST]
+    return max(left) if left and not others else None
+
+
 def step_folder(root: Path, step: int) -> Path:
     """Return the folder of a step."""
     return root / f"step-{step:08d}"
@@ -79,6 +87,7 @@ def point_to(root: Path, step: int) -> None:
     replace_file(root / _LATEST, f"{step_folder(root, step).name}\n".encode())
 
 
+<<<<<<< HEAD
 def last_saved(folder: Path) -> Path | None:
     """Return the folder of the step that was saved last in the run that a step belongs to.
 
@@ -98,7 +107,17 @@ def last_saved(folder: Path) -> Path | None:
 
 def keep_newest(root: Path, keep: int) -> None:
     """Remove all complete steps but the newest; each stops being one at once."""
+=======
+def keep_newest(root: Path, keep: int, saved: int) -> None:
+    """Remove all complete steps but the newest, and the one just saved.
+
+    A run that goes back to step 50 saves it beside 100 and 200: it is the one that is needed. Each
+    step that is removed stops being one at once.
+    """
+>>>>>>> files
     for step in steps(root)[:-keep]:
+        if step == saved:
+            continue
         folder = step_folder(root, step)
         (folder / NAME).unlink(missing_ok=True)
         sync_folder(str(folder))
