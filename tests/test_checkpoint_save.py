@@ -365,7 +365,6 @@ def test_steps_come_from_the_disk(folder: Path) -> None:
     assert checkpoint.latest(folder / "empty") is None
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("members", ["fewer", "others", "attempt"])
 def test_processes_that_were_given_up_replace_nothing(
     members: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -398,7 +397,8 @@ def test_processes_that_were_given_up_replace_nothing(
         checkpoint.save(folder / "one", tree, overwrite=True)
 
     run(1, body)
-=======
+
+
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_step_just_saved_stays_whatever_steps_there_are(
@@ -482,7 +482,6 @@ def test_a_folder_whose_first_save_was_killed_says_so(folder: Path) -> None:
             MissingFileError, match=r"no complete step: the save that made .* kille"
         ):
             checkpoint.load(path)
->>>>>>> files
 
 
 def test_an_overwritten_checkpoint_leaves_nothing(folder: Path) -> None:

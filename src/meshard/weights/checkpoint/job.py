@@ -34,6 +34,7 @@ from meshard.weights.native.files import (
     NativeWriter,
     data_folder,
     remove_folder,
+    saver_of,
     shards_of,
     write_manifest,
 )
@@ -339,10 +340,10 @@ def _complete(root: Path, manifest: Manifest, records: Mapping[int, Record]) -> 
         remove_folder(root / before)
 
 
-def _manifest_of(root: Path) -> Manifest | None:
-    """Return the manifest of a checkpoint; None if there is none that can be read."""
+def _saver_of(root: Path) -> Saver | None:
+    """Return who has saved a checkpoint; None if there is none that says it."""
     with contextlib.suppress(MeshardError):
-        return load_manifest(root)
+        return saver_of(root)
     return None
 
 
@@ -366,13 +367,13 @@ def _check_saver(root: Path, saver: Saver | None) -> None:
         CheckpointError: if the others have saved since, to the same folder or as another step.
     """
     for folder in (root, last_saved(root)):
-        other = None if folder is None else _manifest_of(folder)
-        if saver and other and other.saver and saver.is_outside_of(other.saver):
+        other = None if folder is None else _saver_of(folder)
+        if saver and other and saver.is_outside_of(other):
             raise CheckpointError(
                 f"The checkpoint {root} was not saved: this process takes part in its job no more. "
                 f"{folder} was saved by others of the job, which have gone on without it (in "
-                f"attempt {other.saver.attempt}, after those who take part had changed "
-                f"{other.saver.epoch} times; here: attempt {saver.attempt}, {saver.epoch} times). "
+                f"attempt {other.attempt}, after those who take part had changed "
+                f"{other.epoch} times; here: attempt {saver.attempt}, {saver.epoch} times). "
                 "Start it anew to join again."
             )
 

@@ -43,9 +43,11 @@ from meshard.weights.native.manifest import (
     DataFile,
     Entry,
     Manifest,
+    Saver,
     native_pieces,
     read_folder,
     read_manifest,
+    read_saver,
 )
 
 
@@ -303,6 +305,15 @@ def data_folder(root: Path) -> str:
         CorruptFileError: if it is cut off, was changed, or is malformed.
     """
     return read_folder(_text_of(root), str(root / NAME))
+
+
+def saver_of(root: Path) -> Saver | None:
+    """Return who has saved a checkpoint; None if nothing says it.
+
+    Raises:
+        CheckpointError: if the manifest cannot be read.
+    """
+    return read_saver(_text_of(root), str(root / NAME))
 
 
 def _text_of(root: Path) -> str:

@@ -215,6 +215,17 @@ def read_folder(text: str, path: str) -> str:
         return _folder(_form(text, path))
 
 
+def read_saver(text: str, path: str) -> Saver | None:
+    """Return who has saved the checkpoint of a manifest, if it says so, and list nothing.
+
+    Raises:
+        CorruptFileError: if the text is cut off, was changed, or is malformed.
+    """
+    with _malformed(path):
+        form = _form(text, path)
+        return _saver(form["saver"]) if "saver" in form else None
+
+
 def _form(text: str, path: str) -> Mapping[str, Any]:
     """Return the JSON of a text, which must have its checksum."""
     body, mark, rest = text.rpartition('"checksum": "')
@@ -262,7 +273,9 @@ def _saver(row: object) -> Saver:
 
 def _file(row: object) -> DataFile:
     process, start, size, header = as_list(row)
-    found = DataFile(*map(as_number, (process, start, size)), int(as_text(header), 16))
+    found = DataFile(
+        as_number(process), as_number(start), as_number(size), int(as_text(header), 16)
+    )
     if not (0 <= found.process < 1 << 31 and 0 <= found.start <= found.size < 1 << 63) or (
         found.start > 8 + MOST_HEADER
     ):
@@ -350,7 +363,8 @@ class _Group:
             raise ValueError(f"a shape is {shown(self.shape)}")
         self._sharding = shardings[as_number(given["sharding"])]
         self.layout = self._sharding.layout(self.shape)  # refused if it does not fit
-        self._parts, self._columns, self._rows = [""], list[list[range]](), [()]
+        self._parts, self._columns = [""], list[list[range]]()
+        self._rows: list[tuple[int, ...]] = [()]
         if "name" in given:
             self._parts = [as_text(given["name"])]
         else:

@@ -87,7 +87,6 @@ def point_to(root: Path, step: int) -> None:
     replace_file(root / _LATEST, f"{step_folder(root, step).name}\n".encode())
 
 
-<<<<<<< HEAD
 def last_saved(folder: Path) -> Path | None:
     """Return the folder of the step that was saved last in the run that a step belongs to.
 
@@ -105,16 +104,12 @@ def last_saved(folder: Path) -> Path | None:
     return folder.parent / name if both else None
 
 
-def keep_newest(root: Path, keep: int) -> None:
-    """Remove all complete steps but the newest; each stops being one at once."""
-=======
 def keep_newest(root: Path, keep: int, saved: int) -> None:
     """Remove all complete steps but the newest, and the one just saved.
 
     A run that goes back to step 50 saves it beside 100 and 200: it is the one that is needed. Each
     step that is removed stops being one at once.
     """
->>>>>>> files
     for step in steps(root)[:-keep]:
         if step == saved:
             continue
