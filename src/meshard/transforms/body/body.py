@@ -317,7 +317,8 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
 
     def run(body: Body, values: Sequence[Any]) -> Any:
         given = [
-            x if type(x) is not Grid or x.kind.weak is None
+            x
+            if type(x) is not Grid or x.kind.weak is None
             else (x.standing_for(None) if alone else x.number)
             for x in values
         ]
