@@ -34,7 +34,7 @@ from meshard.errors import (
     did_you_mean,
 )
 from meshard.ops.engine.concrete import is_array
-from meshard.ops.engine.infer import AbstractArray
+from meshard.ops.engine.infer import AbstractArray, number_type
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array
@@ -54,7 +54,7 @@ from meshard.transforms.body.boundary import (
 from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.scope import GridKind, Scope, scope_of
 from meshard.transforms.program.calls import ShardMapCall
-from meshard.transforms.tracing.abstract import is_abstract
+from meshard.transforms.tracing.abstract import is_abstract, weak_type
 from meshard.transforms.tracing.recorder import Recorder
 from meshard.transforms.tracing.tracing import recording, unplaced_type
 from meshard.transforms.uneven import Uneven
@@ -419,7 +419,7 @@ class _Mapped:
             if spec is _PASSED:
                 call.values.append(leaf)
                 continue
-            x = self._argument_value(call, leaf, number)
+            x, weak = self._argument_value(call, leaf, number), weak_type(leaf)
             own = _own_spec(x, scope) if spec is _INFER else spec
             if around is not None:
                 self._check_input(x, own, call, number)
@@ -430,7 +430,8 @@ class _Mapped:
                     self._check_input(x, own, call, number)
                     enter = way_in(scope, x._type, own)
                 grid = enter(body, None if body.typed else x)
-            call.given.append(x)
+            grid = grid.standing_for(weak)
+            call.given.append(x if number_type(leaf) is None else leaf)
             call.specs.append(own)
             call.values.append(grid)
             if body.recorder is not None:

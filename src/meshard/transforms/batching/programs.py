@@ -15,7 +15,9 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
+from meshard.ops.derivatives.shapes import is_differentiable
 from meshard.ops.engine.later import Advised, OfExamples, OfRow
+from meshard.ops.lax.reduce import stop_gradient
 from meshard.ops.linalg.decompose import SPLIT
 from meshard.ops.reductions.reduce import any as any_
 from meshard.runtime.callers import at_line
@@ -50,6 +52,7 @@ from meshard.transforms.program.program import (
     is_of_numbers,
     number_of,
 )
+from meshard.transforms.tracing.abstract import weak_type
 from meshard.transforms.tracing.tracing import sub_program
 
 Flags = Sequence[bool]
@@ -306,23 +309,55 @@ def _while(call: Any, operands: list[Any], flags: list[bool], size: int) -> Foun
 def _switch(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
     number, captured, args = call.split_operands(operands)
     chosen, own, given = call.split_operands(flags)
+    if chosen:
+        return _selected(call, operands, flags, size)
     branches = [
         flat_of(program, size, [*mine, *given])
         for program, mine in zip(call.branches, own, strict=True)
     ]
-    if not chosen:
 
-        def branch(run: Any, values: list[Any]) -> Any:
-            return lambda *now: run(*values, *now)
+    def branch(run: Any, values: list[Any]) -> Any:
+        return lambda *now: run(*values, *now)
 
-        taken = [branch(run, x) for run, x in zip(branches, captured, strict=True)]
-        found = call.choose(number, taken, *args)
-        return list(found), [True] * len(found)
-    results = [run(*x, *args) for run, x in zip(branches, captured, strict=True)]
+    taken = [branch(run, x) for run, x in zip(branches, captured, strict=True)]
+    found = call.choose(number, taken, *args)
+    return list(found), [True] * len(found)
+
+
+def _selected(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    """Run all branches for all examples, and choose between their results."""
+    number, captured, args = call.split_operands(operands)
+    _, own, given = call.split_operands(flags)
+    last = len(call.branches) - 1
+    results = []
+    for k, program in enumerate(call.branches):
+        taken = number <= k if k == 0 else number >= k if k == last else number == k
+        values, mine = [*captured[k], *args], [*own[k], *given]
+        moves = [has or _can_move(x) for x, has in zip(values, mine, strict=True)]
+        wide = [
+            every([x], [has], size)[0] if moving else x
+            for x, has, moving in zip(values, mine, moves, strict=True)
+        ]
+        values = [_guarded(taken, x) for x in wide]
+        results.append(flat_of(program, size, moves)(*values))
     found = list(results[-1])
     for k, row in reversed(list(enumerate(results[:-1]))):
         found = [_chosen(number <= k, a, b) for a, b in zip(row, found, strict=True)]
     return found, [True] * len(found)
+
+
+def _guarded(taken: Any, x: Any) -> Any:
+    """Return an operand of a branch, through which no derivative of other examples passes.
+
+    What a branch makes of an example that does not take it may be infinite, which zero times
+    cannot undo: ``where(x > 0, log(x), x)`` has no gradient at 0, but `cond` has one.
+    """
+    return _chosen(taken, x, stop_gradient(x)) if _can_move(x) else x
+
+
+def _can_move(x: Any) -> bool:
+    """Whether a value may have a derivative; a Python number stays one."""
+    return weak_type(x) is None and is_differentiable(x)
 
 
 def _split(size: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
-from meshard.ops.engine.decide import decide
+from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import KernelDecision, MoveDecision
 from meshard.ops.engine.eager import EAGER
 from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
@@ -220,11 +220,7 @@ class Body(Interpreter):
 
     def _typed_constant(self, x: Any) -> Grid:
         found = to_grid(self, [None], PartitionSpec(), like=x._type)
-        weak = weak_of(x)
-        if weak is not None:
-            kind = found.kind
-            kind = self.scope.kind(kind.type, kind.extent, kind.varies, weak)
-            found = Grid(self, kind, found.cells)
+        found = found.standing_for(weak_of(x))
         if self.recorder is not None:
             self.recorder.lifted(found, x)
             self._constants[id(x)] = (x, found)
@@ -242,6 +238,7 @@ class Body(Interpreter):
             )
         x = self.outer.lift(x)
         found = to_grid(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
+        found = found.standing_for(x.kind.weak)
         if self.recorder is not None:
             self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)
@@ -304,9 +301,9 @@ def _axes_of_results(scope: Scope, grids: Sequence[GridKind]) -> tuple[Extent, f
 
 
 def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
-    """Decide an operation on types alone, some of which are those of Python numbers.
+    """Decide an operation on values of which some stand for Python numbers.
 
-    There are such types only where a loop is typed, and no cell is computed there.
+    These take the dtype of what they meet. Of such values alone it makes one that does so too.
     """
     grids = [k for k in kinds if isinstance(k, GridKind)]
     types = [(k.type, k.weak) if isinstance(k, GridKind) else (k, k) for k in kinds]
@@ -316,8 +313,19 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
         for t, weak in inferred(scope.world, name, types, params)
     ]
 
+    alone = not any(k.weak is None for k in grids) or takes_arrays_only(name)
+
     def run(body: Body, values: Sequence[Any]) -> Any:
-        made = [Grid(body, k, (None,) * scope.count(extent)) for k in outputs]
+        given = [
+            x
+            if type(x) is not Grid or x.kind.weak is None
+            else (x.standing_for(None) if alone else x.number)
+            for x in values
+        ]
+        own = tuple([x.kind if type(x) is Grid else type(x) for x in given])
+        found = decided(scope, name, own, params).run(body, given)
+        results = found if isinstance(found, tuple) else (found,)
+        made = [x.standing_for(k.weak) for x, k in zip(results, outputs, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
 
     return run

@@ -9,6 +9,7 @@ import numpy as np
 
 from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
+from meshard.ops.engine.infer import Weak
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
@@ -65,6 +66,24 @@ class Grid(Traced):
     def pending(self) -> Pending | None:
         """The operation that has yet to compute the cells; None if they are there."""
         return self._pending
+
+    def standing_for(self, weak: Weak) -> Grid:
+        """Return the value as one that stands for a Python number of a type; None for none."""
+        kind = self.kind
+        if kind.weak is weak:
+            return self
+        scope = self.body.scope
+        found = scope.kind(kind.type, kind.extent, kind.varies, weak)
+        return Grid(self.body, found, self._pending or self.cells)
+
+    @property
+    def number(self) -> int | float | complex:
+        """The Python number that the value stands for; any where no device has it."""
+        held = [c._live() if type(c) is Array else (c,) for c in self.cells if c is not None]
+        block = next((b for blocks in held for b in blocks if b is not None), None)
+        assert self.kind.weak is not None
+        found: int | float | complex = self.kind.weak(0 if block is None else block.item())
+        return found
 
     @property
     def aval(self) -> GridKind:  # type: ignore[override]  # not of one array, but of each cell

@@ -31,7 +31,7 @@ class GridKind(Typed):
     Attributes:
         extent: the axes along which cells differ.
         varies: the axes over which the value may differ.
-        weak: the type of Python number that it stands for where a loop is typed, not run.
+        weak: the type of Python number that it stands for; then all cells are alike.
     """
 
     __slots__ = ("_type", "extent", "varies", "weak")

@@ -309,7 +309,7 @@ class _Forward(BothAtOnce):
             return self.push(values, given)
 
         zeros = [zeros_like(values[i]) for i in places]
-        run = recorded(self.owner._name, forward, zeros)
+        run = recorded(self.owner._name, forward, zeros, linear=True)
         wrong = first_nonlinear(run.tape)
         if wrong is not None:
             raise DerivativeError(

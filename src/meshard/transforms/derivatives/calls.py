@@ -16,11 +16,12 @@ from meshard.ops.array.create import arange, zeros_like
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
 from meshard.ops.derivatives.shapes import converted, dtype_of, shrunk, tangent_like, varying
 from meshard.ops.engine.later import at_run_time, when_laid_out
+from meshard.runtime.array.array import Array
 from meshard.runtime.callers import user_line
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
+from meshard.runtime.moving.place import as_array, placed
 from meshard.transforms.derivatives.forward import pushed
-from meshard.transforms.derivatives.levels import differentiable
+from meshard.transforms.derivatives.levels import Dual, differentiable
 from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
 from meshard.transforms.flow.control_flow import while_loop
@@ -148,7 +149,17 @@ class _Constraint(CallRule, Derivative):
         return site.again(tangents[0])
 
     def pull(self, site: Site, cotangents: Values, wanted: Sequence[bool]) -> list[Any]:
-        return site.again(cotangents[0])
+        came, went = _devices(site.x), _devices(site.y)
+        if came is None or went is None or came.device_set == went.device_set:
+            return site.again(cotangents[0])
+        return [placed(cotangents[0], came)]
+
+
+def _devices(x: Any) -> Any:
+    """Return how an array is laid out, or the one that a level follows; None if that is open."""
+    while type(x) is Dual:
+        x = x.value
+    return x.sharding if type(x) is Array and x.committed else None
 
 
 @final

@@ -83,8 +83,12 @@ def kept_call(
     recorder = recording()
     if recorder is None or not any(isinstance(x, Traced) for x in values):
         return f(*values)
-    if at_once and isinstance(recorder, LevelRecorder) and recorder.level.body is None:
-        return recorder.level.called(FollowedCall(f, rule, name), values)
+    if at_once and isinstance(recorder, LevelRecorder):
+        call = FollowedCall(f, rule, name)
+        if _is_transposed(call, recorder, values):
+            return f(*values)
+        if recorder.level.body is None:
+            return recorder.level.called(call, values)
     given = _operands(values)
     program, captured = sub_program(name, f, given)
     return run_kept(KeptCall(program, rule, name, run_kept), [*captured, *given])
@@ -93,7 +97,8 @@ def kept_call(
 def run_kept(call: KeptCall, operands: Sequence[Any]) -> list[Any]:
     """Run a call; where operations are written down or followed, as one call."""
     recorder, body, program = recording(), innermost(), call.program
-    if recorder is None or not any(isinstance(x, Traced) for x in operands):
+    as_it_is = recorder is None or not any(isinstance(x, Traced) for x in operands)
+    if as_it_is or _is_transposed(call, recorder, operands):
         captured, own = call.split_operands(operands)
         return evaluate(program, captured, own)
     given = _operands(operands)
@@ -104,6 +109,17 @@ def run_kept(call: KeptCall, operands: Sequence[Any]) -> list[Any]:
     ]
     found: list[Any] = recorder.made(call, given, [abstract_grid(body, k) for k in kinds])
     return found
+
+
+def _is_transposed(call: KeptCall | FollowedCall, recorder: Any, operands: Sequence[Any]) -> bool:
+    """Whether a call is part of what a rule makes of tangents, which is linear, and is transposed.
+
+    Its own rule for tangents is not asked for then: it may use the same function once more.
+    """
+    if not isinstance(recorder, LevelRecorder) or not recorder.level.linear:
+        return False
+    moves = any(map(recorder.level.knows, operands))
+    return moves and isinstance(call.rule(call), BothAtOnce)
 
 
 def _operands(values: Sequence[Any]) -> list[Any]:

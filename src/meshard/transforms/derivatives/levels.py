@@ -195,7 +195,10 @@ class Level(Following, ABC):
     Attributes:
         recorder: what stands for this level where code writes operations down.
         below: the interpreters beneath.
+        linear: whether it follows a linear function of tangents, to transpose it.
     """
+
+    linear = False
 
     def __init__(self, name: str) -> None:
         self.below = interpreters()

@@ -109,7 +109,7 @@ class _Split:
                 given.append(None)
                 continue
             self._late.append(spec)
-            given.append(_once(_late(inside, inside.lift(y), spec), y, spec))
+            given.append(_once(inside, _late(inside, inside.lift(y), spec), y, spec))
         return run.results, run.pull(given)
 
     def begin(self, values: Values) -> tuple[list[Any], list[Any]]:
@@ -157,6 +157,11 @@ def _axes(x: Any, call: ShardMapCall) -> PartitionSpec:
     return PartitionSpec(tuple([a for a in call.manual if a in varies and a not in around]))
 
 
+def _around(body: Body) -> frozenset[str]:
+    """Return the axes that the bodies around a body run along."""
+    return frozenset(body.outer.scope.manual if body.outer is not None else ())
+
+
 def _late(body: Body, like: Any, spec: PartitionSpec | None) -> Any:
     """Return a value that comes late, an input of a body that is written down.
 
@@ -167,9 +172,8 @@ def _late(body: Body, like: Any, spec: PartitionSpec | None) -> Any:
     """
     kind: GridKind = like.kind
     if spec is not None:
-        outer = body.outer.scope.manual if body.outer is not None else ()
         named = {a for dim in spec.axes(like.ndim) for a in dim}
-        varies = frozenset(named.union(a for a in kind.varies if a in outer))
+        varies = frozenset(named.union(kind.varies & _around(body)))
         kind = body.scope.kind(kind.type, body.scope.extent(varies), varies)
     made = abstract_grid(body, kind)
     assert body.recorder is not None
@@ -177,10 +181,13 @@ def _late(body: Body, like: Any, spec: PartitionSpec | None) -> Any:
     return made
 
 
-def _once(g: Any, y: Any, spec: PartitionSpec) -> Any:
-    """Return a cotangent on the first device only along axes of which the spec takes only that."""
+def _once(body: Body, g: Any, y: Any, spec: PartitionSpec) -> Any:
+    """Return a cotangent on the first device only along axes of which the spec takes only that.
+
+    Along the axes of the bodies around this one each device keeps a value of its own.
+    """
     named = {a for dim in spec.axes(g.ndim) for a in dim}
-    rest = tuple(sorted(varying(y) - named))
+    rest = tuple(sorted(varying(y) - named - _around(body)))
     if not rest:
         return g
     return bind("where", bind("equal", bind("axis_index", axes=rest), 0), g, 0)

@@ -385,6 +385,7 @@ def recorded(
     names: Sequence[str] = (),
     *,
     forward: bool = False,
+    linear: bool = False,
 ) -> Recorded:
     """Call a function, and keep what it did.
 
@@ -394,8 +395,10 @@ def recorded(
         values: arrays and numbers. For those that are not differentiable there is no derivative.
         names: what the values are called, where what is done says what for.
         forward: whether tangents are pushed through it later, rather than cotangents pulled back.
+        linear: whether it is a linear function of tangents, which is to be transposed.
     """
     level = Reverse(name, forward)
+    level.linear = linear
     with level.active():
         called = itertools.chain(names, itertools.repeat(""))
         handles = [level.input(x, name) for x, name in zip(values, called, strict=False)]

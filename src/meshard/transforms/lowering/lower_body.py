@@ -173,11 +173,14 @@ def _run_nested(call: ShardMapCall, own: Executable, outer: Body, values: Sequen
     body = Body(scope, outer)
     try:
         given = [
-            to_grid(body, x.cells, spec, x.kind.varies, x.kind.type)
-            for x, spec in zip(map(outer.lift, values[count:]), call.in_specs, strict=True)
+            x
+            if type(x) in WEAK
+            else to_grid(body, x.cells, spec, x.kind.varies, x.kind.type).standing_for(x.kind.weak)
+            for x, spec in zip(values[count:], call.in_specs, strict=True)
         ]
+        captured = [x if type(x) in WEAK else body.lift(x) for x in values[:count]]
         with interpreting(body):
-            found = own.run(body, [*map(body.lift, values[:count]), *given])
+            found = own.run(body, [*captured, *given])
             made = [
                 to_array(body, body.lift(x), spec)
                 for x, spec in zip(found, call.out_specs, strict=True)

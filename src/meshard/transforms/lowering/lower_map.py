@@ -12,12 +12,13 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.ops.engine.accept import WEAK
 from meshard.ops.fused.compilers import JIT_COMPILER
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import interpreting
 from meshard.runtime.memo import Memo
-from meshard.runtime.moving.place import as_array, wires_between
+from meshard.runtime.moving.place import wires_between
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.body import Body
@@ -78,7 +79,7 @@ def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -
         try:
             values = [way(body, x) for way, x in zip(ways_in, operands[count:], strict=True)]
             with interpreting(body):
-                values[:0] = [body.lift(x) for x in operands[:count]]
+                values[:0] = [_lifted(body, x) for x in operands[:count]]
                 found = own.run(body, values)
                 made = [way(body, x) for way, x in zip(ways_out, found, strict=True)]
         finally:
@@ -160,17 +161,22 @@ def _constant(x: Array) -> Cells:
     return x._blocks or x._live()
 
 
+def _lifted(body: Body, x: Any) -> Any:
+    """Return a value from outside as the body's; a Python number, whose dtype is open, stays."""
+    return x if type(x) in WEAK else body.lift(x)
+
+
 def _ways_in(
     scope: Scope, types: Sequence[ArrayType], specs: Sequence[PartitionSpec]
-) -> list[Callable[[Body, Any], Grid]]:
-    """Return for each argument how it becomes a grid."""
+) -> list[Callable[[Body, Any], Any]]:
+    """Return for each argument how it becomes a grid; Python numbers stay what they are."""
 
-    def way_of(type_: ArrayType, spec: PartitionSpec) -> Callable[[Body, Any], Grid]:
+    def way_of(type_: ArrayType, spec: PartitionSpec) -> Callable[[Body, Any], Any]:
         enter = None if scope.auto else way_in(scope, type_, spec)
 
-        def way(body: Body, x: Any) -> Grid:
-            if type(x) is not Array:
-                x = as_array(x)
+        def way(body: Body, x: Any) -> Any:
+            if type(x) in WEAK:
+                return x
             if enter is not None and x._type is type_:
                 return enter(body, x)
             return to_grid(body, [x], spec)

@@ -16,22 +16,18 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import function_of
 from meshard.ops.derivatives.elementwise import o
 from meshard.ops.derivatives.shapes import is_differentiable
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import number_type
 from meshard.plan.captions import whole_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.summary import Summarized, Summary
-from meshard.runtime.moving.place import as_array
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.trees import trees
 from meshard.runtime.types import dtype_name
-from meshard.runtime.world import here
 from meshard.transforms.derivatives.arguments import name_of, strong, told_leaf, value_of
 from meshard.transforms.derivatives.reverse import followed
 from meshard.transforms.jit.jit import Jitted
 from meshard.transforms.program.program import Atom, Program, Var, evaluate, layout_text
 from meshard.transforms.program.simplify import simplified
-from meshard.transforms.tracing.tracing import Typed, traced, unplaced_type
+from meshard.transforms.tracing.tracing import Typed, traced, typed
 
 _BACK = "the way back begins"
 
@@ -153,7 +149,7 @@ def saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Save
         found = trees.leaves(f(*own, **named))
         return [strong(value_of(y, f"a result of {name!r}")) for y in found]
 
-    program, constants, mark = _both_ways(name, flat, [_typed(x) for x in given], told)
+    program, constants, mark = _both_ways(name, flat, [typed(x) for x in given], told)
     kept = _crossing(program, mark, len(given))
     short = Program(program.captured, program.inputs[: len(given)], program.eqns[:mark], kept, name)
     lowered = Jitted(lambda *xs: evaluate(short, constants, xs)).lower(*given)
@@ -194,11 +190,6 @@ def print_saved_residuals(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -
     ...
     """
     print(saved_residuals(f, *args, **kwargs))
-
-
-def _typed(x: Any) -> Typed:
-    weak = number_type(x) if type(x) in WEAK else None
-    return unplaced_type(here(), as_array(x) if type(x) in WEAK else x), weak
 
 
 def _both_ways(

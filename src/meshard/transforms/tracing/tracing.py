@@ -143,6 +143,13 @@ def unplaced_type(world: RuntimeWorld, x: Any) -> ArrayType:
     return world.type_of(x.shape, x.dtype, home(world), False)
 
 
+def typed(x: Any) -> Typed:
+    """Return the type of a value while a program is traced, and the Python number that it is."""
+    if type(x) in WEAK:
+        return unplaced_type(here(), as_array(x)), number_type(x)
+    return unplaced_type(here(), x), weak_of(x)
+
+
 def abstract_value(world: RuntimeWorld, kind: Kind) -> AbstractArray:
     """Return a value without data of a type, or that stands for a Python number of one."""
     if isinstance(kind, ArrayType):
@@ -228,7 +235,7 @@ def sub_program(
             recorder.input(value)
         else:
             origin = origins[number] if origins else f"operand {number}"
-            value = recorder.argument(unplaced_type(here(), x), weak_of(x), origin)
+            value = recorder.argument(*typed(x), origin)
         given.append(value)
     try:
         with _written(recorder, varies):
