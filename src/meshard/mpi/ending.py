@@ -258,7 +258,8 @@ def end_alone(why: str, *, launched: bool) -> NoReturn:
 def end_cut_off(process: int) -> NoReturn:
     """End this process, and Open MPI's daemon that has started it: their host is cut off."""
     sys.stderr.write(
-        f"meshard: process {process} is cut off from the host of its `meshard run`, and ends.\n"
+        f"meshard: process {process} is cut off from its `meshard run`, whose job goes on without "
+        "it or has ended; it ends.\n"
     )
     sys.stderr.flush()
     sys.stdout.flush()
