@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from meshard import checkpoint
 from meshard.cli.jobs.launcher import Launcher
 from meshard.cli.run import RunError, _version, find_mpiexec
 from tests.ranks.test_failures import run
+from tests.ranks.test_meeting import ended, free_port, started
 
 
 def fault_tolerant() -> bool:
@@ -119,3 +122,59 @@ def test_spares_are_started_too(tmp_path: Path) -> None:
     code, told, said, _ = run(tmp_path, program, 2, "--spares", "1", start=start)
     assert code == 0, said
     assert told.split("\n").count("3 1 0") == 3
+
+
+CONTINUED = """
+import os, signal, subprocess, sys
+import numpy as np
+import meshard
+from meshard import checkpoint, elastic
+from meshard.sharding import NamedSharding, P
+
+if len(sys.argv) > 2:
+    meshard.distributed.initialize(f"localhost:{sys.argv[1]}", int(sys.argv[2]), int(sys.argv[3]))
+me = meshard.process_index()
+open(f"pid{me}", "w").write(str(os.getpid()))
+rows = lambda: NamedSharding(elastic.mesh("i"), P("i"))
+tree = {"x": meshard.device_put(np.arange(12.), rows()), "step": 0}
+guard = elastic.protect(tree, copies=3)
+while guard.tree["step"] < 8:
+    with elastic.surviving() as block:
+        state = guard.tree
+        if block.changed:
+            state = elastic.restore(guard, rows())
+        if state["step"] == 4 and me in (1, 2):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        guard.refresh({"x": state["x"] + 1, "step": state["step"] + 1})
+        checkpoint.save("it", {"by": guard.tree["step"] * meshard.process_count()}, overwrite=True)
+if me == 0:  # a debugger, which lets them go on once the others have ended
+    stopped = " ".join(open(f"pid{p}").read() for p in (1, 2))
+    others = " ".join(open(f"pid{p}").read() for p in (0, 3))
+    late = f"for p in {others}; do while grep -q . /proc/$p/maps; do sleep 0.05; done; done"
+    late = f"{late}; kill -CONT {stopped}"
+    none = subprocess.DEVNULL
+    subprocess.Popen(["sh", "-c", late], stdout=none, stderr=none, start_new_session=True)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", [pytest.param("mpi", marks=elastic), "lines"])
+def test_processes_that_go_on_after_they_were_given_up_end_alone(how: str, tmp_path: Path) -> None:
+    """They were stopped for longer than the job; its last checkpoint is that of the others."""
+    if how == "mpi":
+        code, _, said, _ = run(
+            tmp_path, CONTINUED, 4, "--elastic", start="", MESHARD_STOPPED="fail"
+        )
+        assert code == 0, said
+    else:
+        with contextlib.chdir(tmp_path):
+            port = free_port()
+            numbers = [(4, me) for me in range(4)]
+            settings = {"MESHARD_STOPPED": "fail", "MESHARD_NUM_DEVICES": "1"}
+            told = ended(started(CONTINUED, port, numbers, **settings))
+        assert [code for code, *_ in told] == [0, 1, 1, 0], told
+        said = "".join([error for *_, error in told])
+    for process in 1, 2:
+        assert f"meshard: Process {process} was given up by the others" in said
+    assert "failed" not in said
+    assert checkpoint.load(tmp_path / "it")["by"] == 16

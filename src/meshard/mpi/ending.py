@@ -7,6 +7,7 @@ others, the error told once, and an end for which nobody waits in vain.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pickle
 import shutil
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn, Protocol, final
+from typing import Any, NoReturn, Protocol, final
 
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.memory.forks import depth
@@ -40,6 +41,10 @@ _HEARD = 0.2
 _COURTESY = 2.0
 """Seconds that a process that has failed gives the others to report it too."""
 
+_LAST = 3
+"""Seconds that MPI has to end in a process that ends alone."""
+TOLERANT = "OMPI_MCA_mpi_ft_enable"
+"""Variable by which mpiexec says that processes outlive the death of others."""
 _SEGMENT = "/dev/shm/sm_segment."
 """How the files begin in which Open MPI's processes of a host share memory."""
 _DISMISSED = getattr(signal, "SIGRTMIN", 34) + 11
@@ -239,8 +244,8 @@ def end_when_dismissed(index: int, *, launched: bool) -> None:
 def end_alone(why: str, *, launched: bool) -> NoReturn:
     """End this process, and none but it.
 
-    One that mpiexec has started ends as one that was killed, which others may outlive: mpiexec ends
-    the job of a process that ends by itself with an error.
+    mpiexec ends the job of a process that ends by itself with an error. Where others may outlive it
+    (ULFM), this one ends as one that was killed; elsewhere as one whose program has ended.
 
     Args:
         why: what is written to the standard error.
@@ -250,15 +255,44 @@ def end_alone(why: str, *, launched: bool) -> NoReturn:
         os.write(2, f"meshard: {why}\n".encode())
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         sys.stdout.flush()
+    if launched and os.environ.get(TOLERANT) != "1":
+        _finalize_alone()
+        os._exit(0)
     if launched:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
+def _finalize_alone() -> None:
+    """End MPI in this process, if it lets it end without the others."""
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized() and wait_for_none(MPI):
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_LAST)
+        MPI.Finalize()
+
+
+def wait_for_none(mpi: Any) -> bool:
+    """Keep Open MPI from waiting for other processes when it is ended; return whether it can be.
+
+    If the program has imported mpi4py before meshard, mpi4py ends MPI with the interpreter, and
+    cannot be told not to. Open MPI then waits for all processes, dead ones too, unless its own flag
+    is set.
+    """
+    with contextlib.suppress(OSError, ValueError):  # another MPI
+        flag = ctypes.c_bool.in_dll(ctypes.CDLL(mpi.__file__), "ompi_async_mpi_finalize")
+        flag.value = True
+        return True
+    return False
+
+
 def end_cut_off(process: int) -> NoReturn:
     """End this process, and Open MPI's daemon that has started it: their host is cut off."""
     sys.stderr.write(
-        f"meshard: process {process} is cut off from the host of its `meshard run`, and ends.\n"
+        f"meshard: process {process} is cut off from its `meshard run`, whose job goes on without "
+        "it or has ended; it ends.\n"
     )
     sys.stderr.flush()
     sys.stdout.flush()

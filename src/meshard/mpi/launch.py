@@ -59,8 +59,6 @@ _DIED_EARLY = (
     "nothing to recover.\n"
 )
 _END = signal.SIGUSR2
-_TOLERANT = "OMPI_MCA_mpi_ft_enable"
-"""Variable by which mpiexec says that processes outlive the death of others."""
 _BTL = "OMPI_MCA_btl"
 """Variable that selects Open MPI's transports; mpiexec's ``--mca btl`` sets it, too."""
 _OWN_PARAMETERS = Path("~/.openmpi/mca-params.conf")
@@ -138,8 +136,10 @@ def _watching_the_start() -> Iterator[None]:
     Where a death ends the job, the launcher does this. Else a child looks on: MPI holds the
     interpreter while it waits, so that neither a thread nor an error could end the wait.
     """
+    from meshard.mpi.ending import TOLERANT
+
     wanted = _first_number(_LOCAL)
-    if wanted is None or os.environ.get(_TOLERANT) != "1" or siblings(os.getppid()) is None:
+    if wanted is None or os.environ.get(TOLERANT) != "1" or siblings(os.getppid()) is None:
         yield
         return
     parent = os.getppid()
@@ -346,6 +346,7 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
         end_on_error,
         end_when_dismissed,
         speak_when_ended,
+        wait_for_none,
     )
 
     def abort() -> NoReturn:
@@ -371,22 +372,11 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
         elif mpi.Is_finalized():
             return
         elif not ending.is_orderly():
-            _finalize_without_the_others(mpi)
+            wait_for_none(mpi)
         elif ours:
             mpi.Finalize()
 
     _at_end.append(finish)
-
-
-def _finalize_without_the_others(mpi: Any) -> None:
-    """Keep Open MPI from waiting for dead processes when it is ended.
-
-    If the program has imported mpi4py before meshard, mpi4py ends MPI with the interpreter, and
-    cannot be told not to. Open MPI then waits for all processes unless its own flag is set.
-    """
-    with contextlib.suppress(OSError, ValueError):  # another MPI
-        flag = ctypes.c_bool.in_dll(ctypes.CDLL(mpi.__file__), "ompi_async_mpi_finalize")
-        flag.value = True
 
 
 _at_end: list[Callable[[], None]] = []

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from meshard.mpi.ending import dismiss, end_alone, end_cut_off
 from meshard.mpi.lifelines import Gather, Gone, Lifelines
 from meshard.runtime.processes.told import KeeperLine
-from meshard.runtime.processes.watchdog import ENDED, Closed
+from meshard.runtime.processes.watchdog import ENDED, Closed, given_up
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of
 from meshard.runtime.settings import STOPPED
 
@@ -146,7 +146,10 @@ class MpiSideChannel(Closed):
         ended = self._lifelines.ended()
         far = {self._places[peer][0] for peer, how in ended.items() if not how.for_sure}
         if self.keeper.is_cut(far):
-            end_cut_off(self._comm.Get_rank())
+            me = self._comm.Get_rank()
+            if self.keeper.answers():  # and so does mpiexec, to which the death of a daemon is one
+                end_alone(given_up(me, "its `meshard run`"), launched=True)  # of the whole job
+            end_cut_off(me)
         for peer, how in ended.items():
             if peer in self._well or peer in self._gone:
                 continue

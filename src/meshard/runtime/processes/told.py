@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import Collection
 from typing import final
 
@@ -29,6 +30,9 @@ _OUT_OF_REACH = tuple(
 _PATIENCE = 5.0
 """Seconds that the `meshard run` has to answer; without it the job runs as without one."""
 
+_ANSWER = 1.0
+"""Seconds that it has to answer when it is asked whether it can be reached."""
+
 
 def is_out_of_reach(reason: str) -> bool:
     """Whether a line was closed because its other end does not answer: it may well live."""
@@ -46,9 +50,9 @@ class KeeperLine:
     def __init__(self, word: str = JOINED) -> None:
         token, *places = os.environ.get(KEEPER, "").split() or [""]
         self._line: Line | None = None
-        addresses = [(p.rpartition(":")[0], int(p.rpartition(":")[2])) for p in places]
+        self._places = [(p.rpartition(":")[0], int(p.rpartition(":")[2])) for p in places]
         with contextlib.suppress(TransportError, ValueError):
-            self._line = connect(addresses, bytes.fromhex(token), _PATIENCE) if token else None
+            self._line = connect(self._places, bytes.fromhex(token), _PATIENCE) if token else None
             os.register_at_fork(after_in_child=self._forget)
             self.say(word)
 
@@ -61,16 +65,24 @@ class KeeperLine:
     def is_cut(self, far: Collection[str] = ()) -> bool:
         """Whether the `meshard run` is out of reach, so that its job goes on without this process.
 
-        Of the two sides of a cut link, the one with the `meshard run` may go on.
+        Of the two sides of a cut link, the one with the `meshard run` may go on. It closes the line
+        of no process that takes part; a host that was paused, or cut off for a while, finds it
+        closed.
 
         Args:
             far: hosts that were found to be out of reach.
         """
-        line = self._line
-        if line is None:
+        if self._line is None:
             return False
-        line.poll()
-        return is_out_of_reach(line.reason or "") or launcher()[0] in far
+        self._line.poll()
+        return self._line.closed or launcher()[0] in far
+
+    def answers(self) -> bool:
+        """Whether the `meshard run` can be reached now, whatever has become of the line to it."""
+        for place in self._places:
+            with contextlib.suppress(OSError), socket.create_connection(place, _ANSWER):
+                return True
+        return False
 
     def _forget(self) -> None:
         """Close this copy of the line, in a forked child: it must end with its owner."""
