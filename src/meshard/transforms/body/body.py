@@ -193,6 +193,8 @@ class Body(Interpreter):
             return x
         known = self._constants.get(id(x))
         if known is not None:
+            if self.recorder is not None:  # it may have been lifted while nothing was written down
+                self.recorder.lifted(known[1], x)
             return known[1]
         if type(x) is Grid:
             return self._adopted(x)
