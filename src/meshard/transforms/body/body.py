@@ -193,8 +193,15 @@ class Body(Interpreter):
             return x
         known = self._constants.get(id(x))
         if known is not None:
+            if self.recorder is not None:  # it may have been lifted while nothing was written down
+                self.recorder.lifted(known[1], x)
             return known[1]
-        return self._adopted(x) if type(x) is Grid else self._constant(as_array(x))
+        if type(x) is Grid:
+            return self._adopted(x)
+        x = as_array(x)
+        if self.outer is not None and (self.scope.auto or self.typed):
+            return self._narrowed_from(self.outer, x)
+        return self._constant(x)
 
     def _constant(self, x: Any) -> Grid:
         if self.typed and (type(x) is Array or isinstance(x, AbstractArray)):
@@ -236,9 +243,13 @@ class Body(Interpreter):
                 f"This {x.kind.str_short()} belongs to a shard_map body that has ended, or to one "
                 "that does not enclose this one. Return it from its body instead of keeping it."
             )
-        x = self.outer.lift(x)
-        found = to_grid(self, x.cells, PartitionSpec(), x.kind.varies, x.kind.type)
-        found = found.standing_for(x.kind.weak)
+        return self._narrowed_from(self.outer, x)
+
+    def _narrowed_from(self, outer: Body, x: Any) -> Grid:
+        """Return a value as the body around has it, or has lifted it, on the axes left to this."""
+        own = outer.lift(x)
+        found = to_grid(self, own.cells, PartitionSpec(), own.kind.varies, own.kind.type)
+        found = found.standing_for(own.kind.weak)
         if self.recorder is not None:
             self.recorder.lifted(found, x)
         self._constants[id(x)] = (x, found)

@@ -18,7 +18,11 @@ def _psum(site: Site, number: int, g: Values) -> Any:
         return o.psum(g[0], **site.params)
     # Where the operand is the same everywhere, the sum is a multiple of it.
     same = tuple([a for a in axes if a not in varying(site.x)])
-    return o.psum(g[0], axes=same) if same else g[0]
+    found = o.psum(g[0], axes=same) if same else g[0]
+    # Where it is not, each device has this cotangent of its own: what it is passed on to, such as
+    # a value that is the same everywhere, gets one from each.
+    own = tuple(sorted(varying(site.x) - varying(found)))
+    return o.pcast(found, axes=own) if own else found
 
 
 def _mapped(site: Site) -> tuple[Any, ...]:

@@ -174,7 +174,8 @@ def _late(body: Body, like: Any, spec: PartitionSpec | None) -> Any:
     if spec is not None:
         named = {a for dim in spec.axes(like.ndim) for a in dim}
         varies = frozenset(named.union(kind.varies & _around(body)))
-        kind = body.scope.kind(kind.type, body.scope.extent(varies), varies)
+        extent = body.scope.extent(body.scope.manual if body.scope.auto else varies)
+        kind = body.scope.kind(kind.type, extent, varies)
     made = abstract_grid(body, kind)
     assert body.recorder is not None
     body.recorder.input(made)
