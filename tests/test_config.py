@@ -238,3 +238,24 @@ def test_a_wrong_environment_is_refused_at_import():
     done = run("import meshard", MESHARD_DEFAULT_FLOAT="float16")
     assert done.returncode == 1
     assert "default_float must be 'float32' or 'float64', not 'float16'" in done.stderr
+
+
+def test_settings_are_attributes_too_and_nothing_else_can_be_set():
+    for name, setting in SETTINGS.items():
+        assert getattr(meshard.config, name) == meshard.config.read(name)
+        assert name in dir(meshard.config)
+        if setting.at_start:
+            with pytest.raises(ConfigError, match="is read when the program starts"):
+                setattr(meshard.config, name, setting.value)
+    meshard.config.default_float = "float32"
+    try:
+        assert mnp.ones(2).dtype == np.float32
+    finally:
+        meshard.config.default_float = "float64"
+    with pytest.raises(ConfigError, match=r"'num_device'\. Did you mean 'num_devices'"):
+        meshard.config.num_device = 4
+    with pytest.raises(AttributeError, match="Did you mean 'num_devices'"):
+        print(meshard.config.num_device)
+    with pytest.raises(ConfigError, match="there is no setting 'update'"):
+        meshard.config.update = print
+    assert not hasattr(meshard.config, "nothing")

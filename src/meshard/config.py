@@ -44,15 +44,22 @@ environment sets ``MESHARD_TIMEOUT``,
 jobs of several processes, ``MESHARD_JOB``, the name under which others may join this one,
 ``MESHARD_JOIN``, the job that this process joins, and ``MESHARD_RENDEZVOUS``, the folder in which
 jobs find each other. A variable with a similar name is refused.
+
+``meshard.config.default_float`` reads a setting, and ``meshard.config.default_float = "float32"``
+sets it, as `update` does; a name that is not a setting's is refused.
 """
 
+import sys as _sys
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.environment import config as _config
+from meshard.settings import SettingsModule as _SettingsModule
 
 update = _config.update
 read = _config.read
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)
+
+_sys.modules[__name__].__class__ = _SettingsModule

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Generic, TypeVar, final
 
 from meshard.errors import ArgumentError, ConfigError, did_you_mean, nearest
@@ -165,6 +166,28 @@ class Config:
 
 
 config = Config()
+
+
+class SettingsModule(ModuleType):
+    """A module whose attributes are the settings too: an assignment is an `update`, or refused."""
+
+    def __getattr__(self, name: str) -> object:
+        """Return a setting's value, as `read` does."""
+        if name in SETTINGS:
+            return config.read(name)
+        meant = did_you_mean(name, (*SETTINGS, *self.__dict__.get("__all__", ())))
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}.{meant}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set one setting, as `update` does."""
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            config.update(name, value)
+
+    def __dir__(self) -> list[str]:
+        """List the settings too."""
+        return sorted({*super().__dir__(), *SETTINGS})
 
 
 def _setting_of(name: object) -> Setting[Any]:
