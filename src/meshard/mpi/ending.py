@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol, final
 
 from meshard.errors import AgreementError, TransportError
+from meshard.runtime.lines.letters import packed
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
@@ -103,7 +102,7 @@ class ProcessExit:
     def _goodbye(self, how: str) -> None:
         account = self._watchdog.agreement.account(whole=True, ended=how)
         kept = len(account.entries)
-        while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
+        while kept and len(packed(account)) > _SHORT:
             kept //= 2
             dropped = len(account.entries) - kept
             before = account.before + dropped
