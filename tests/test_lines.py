@@ -1,5 +1,8 @@
+import contextlib
 import multiprocessing
 import os
+import resource
+import select
 import socket
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from meshard.errors import ArgumentError, StorageError, TransportError
+from meshard.runtime.lines import connecting
 from meshard.runtime.lines.addresses import own_addresses
 from meshard.runtime.lines.connecting import Listener, connect, new_token
 from meshard.runtime.lines.line import Line, wait
@@ -55,6 +59,13 @@ def accept(listener: Listener, seconds: float = PATIENCE) -> Line:
             return line
         wait([], 0.05, listener.files)
     raise TimeoutError
+
+
+def answered(listener: Listener, done: threading.Event) -> None:
+    """Hear who comes, and let nobody in."""
+    while not done.is_set():
+        assert listener.accept() is None
+        wait([], 0.02, listener.files)
 
 
 def until(done, *lines: Line):
@@ -191,15 +202,9 @@ class TestConnecting:
     def test_another_token_is_turned_away(self):
         with Listener(b"right") as listener:
             serving = threading.Event()
-
-            def serve() -> None:
-                while not serving.is_set():
-                    assert listener.accept() is None
-                    wait([], 0.02, listener.files)
-
-            server = threading.Thread(target=serve)
+            server = threading.Thread(target=answered, args=(listener, serving))
             server.start()
-            with pytest.raises(TransportError, match="turned away: it has another token"):
+            with pytest.raises(TransportError, match="another token"):
                 connect(listener.addresses[-1:], b"wrong", PATIENCE)
             serving.set()
             server.join()
@@ -216,6 +221,95 @@ class TestConnecting:
             assert until(next(other for other in OPEN if other is not line).poll) == b"welcome"
             for visitor in silent:
                 visitor.close()
+
+    def test_strangers_without_number_keep_nobody_out(self):
+        token, words = (
+            new_token(),
+            [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"meshard2" * 4, b"x" * 999],
+        )
+        with Listener(token, host="127.0.0.1") as listener, contextlib.ExitStack() as strangers:
+            for number in range(300):
+                visitor = strangers.enter_context(socket.socket())
+                visitor.setblocking(False)
+                visitor.connect_ex(listener.addresses[0])
+                with contextlib.suppress(OSError):
+                    visitor.send(words[number % len(words)])
+            caller = called(listener.addresses, token)
+            assert not accept(listener).closed
+            caller.join()
+            assert len(listener.files) < 200
+            # Once all have been seen, the port is not ready any more: whoever waits for it sleeps.
+            while select.select([listener], [], [], 0)[0]:
+                assert listener.accept() is None
+
+    def test_whoever_sends_a_byte_now_and_then_is_turned_away(self, monkeypatch):
+        monkeypatch.setattr(connecting, "_PATIENCE", 0.2)
+        with Listener(b"secret") as listener, socket.socket() as slow:
+            slow.connect(listener.addresses[-1])
+            slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            deadline = time.monotonic() + PATIENCE
+            with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                while time.monotonic() < deadline:
+                    slow.send(b"x")
+                    assert listener.accept() is None
+                    time.sleep(0.02)
+            assert time.monotonic() < deadline
+
+    def test_a_process_that_can_open_no_more_files_waits(self, monkeypatch):
+        with Listener(b"secret") as listener, socket.socket() as caller:
+            caller.connect(listener.addresses[-1])
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest = os.open("/dev/null", os.O_RDONLY)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            asleep = []
+            monkeypatch.setattr(connecting.time, "sleep", asleep.append)
+            try:
+                assert listener.accept() is None
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert asleep
+
+    def test_proofs_cannot_be_passed_on(self):
+        """A relay between the two passes on every byte, and gets nowhere."""
+        token = new_token()
+        with Listener(token) as listener, socket.create_server(("127.0.0.1", 0)) as relay:
+
+            def passed() -> None:
+                caller, _ = relay.accept()
+                with caller, socket.create_connection(listener.addresses[-1]) as far:
+                    caller.sendall(far.recv(1 << 10))
+                    far.sendall(caller.recv(1 << 10))
+                    caller.sendall(far.recv(1 << 10))
+                done.set()
+
+            done = threading.Event()
+            threads = [threading.Thread(target=passed)]
+            threads.append(threading.Thread(target=answered, args=(listener, done)))
+            for thread in threads:
+                thread.start()
+            with pytest.raises(TransportError, match="another token"):
+                connect([relay.getsockname()], token, PATIENCE)
+            for thread in threads:
+                thread.join()
+            assert listener.turned_away == 1
+
+    def test_proofs_serve_once(self):
+        token = new_token()
+        with Listener(token) as listener:
+            told: list[bytes] = []
+            real = socket.socket.sendall
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(socket.socket, "sendall", lambda s, x: told.append(x) or real(s, x))
+                caller = called(listener.addresses[-1:], token)
+                accept(listener)
+                caller.join()
+            with socket.create_connection(listener.addresses[-1]) as again:
+                again.sendall(told[0])
+                deadline = time.monotonic() + PATIENCE
+                while not listener.turned_away and time.monotonic() < deadline:
+                    assert listener.accept() is None
+            assert token not in b"".join(told)
 
     def test_addresses_that_do_not_answer_do_no_harm(self):
         token = new_token()

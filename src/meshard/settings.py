@@ -17,10 +17,11 @@ from meshard.errors import ArgumentError, ConfigError, did_you_mean, nearest
 T = TypeVar("T")
 
 INTERNAL = (
-    *("MESHARD_RANK", "MESHARD_LAUNCHER", "MESHARD_KEEPER"),
+    *("MESHARD_RANK", "MESHARD_LAUNCHER", "MESHARD_KEEPER", "MESHARD_SECRET"),
     "MESHARD_RESTART",
 )
-"""Variables that processes of meshard set for each other; users do not set them."""
+"""Variables that are not settings: a secret, which is not printed, and what processes of meshard
+set for each other."""
 _PREFIX = "MESHARD_"
 _TESTS = "MESHARD_TEST_"
 

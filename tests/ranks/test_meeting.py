@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import meshard
 from meshard.errors import ConfigError
-from meshard.mpi.outside.coordinator import address_of
+from meshard.mpi.outside.coordinator import Coordinator, address_of, key_that_is_set
 
 START = """
 import os, sys, time
@@ -96,6 +100,110 @@ def test_processes_meet_and_move_arrays(memory: bool) -> None:
     ):
         assert code == 0, err
         assert out == f"right {index} 4 [0, 1, 2, 3]\n"
+
+
+GARBAGE = (
+    *(b"", b"\0\0\0\5", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"GET / HTTP/1.1\r\n\r\n"),
+    *(b"meshard2" + bytes(64), pickle.dumps([1, 2]), bytes(1000)),
+)
+
+
+def visited(port: int, count: int) -> list[socket.socket]:
+    """Connect to a port as strangers do: with garbage, or with silence, and stay."""
+    found = []
+    for number in range(count):
+        visitor = socket.create_connection(("localhost", port))
+        visitor.setblocking(False)
+        with contextlib.suppress(OSError):
+            visitor.send(GARBAGE[number % len(GARBAGE)])
+        found.append(visitor)
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_strangers_do_not_hinder_processes_that_meet() -> None:
+    port, strangers = free_port(), []
+    secret = "a secret that nobody else knows"
+    first = started(MEET + MOVES, port, [(2, 0)], MESHARD_SECRET=secret)
+    try:
+        while not strangers and first[0].poll() is None:
+            with contextlib.suppress(ConnectionRefusedError):
+                strangers += visited(port, 1)
+            time.sleep(0.05)
+        strangers += visited(port, 200)
+        other = "another secret, guessed by a stranger"
+        (wrong,) = ended(started(MEET, port, [(2, 1)], MESHARD_SECRET=other))
+        assert wrong[0] != 0
+        assert "process 1 has another secret than the process that listens" in wrong[2]
+        second = started(MEET + MOVES, port, [(2, 1)], MESHARD_SECRET=secret)
+        for index, (code, out, err) in enumerate(ended([*first, *second])):
+            assert (code, out) == (0, f"right {index} 2 [0, 1]\n"), err
+    finally:
+        for visitor in strangers:
+            visitor.close()
+
+
+OTHER_USER = """
+import encodings.idna, os, sys, socket
+import meshard.mpi.outside.coordinator as c
+import meshard.runtime.lines.letters, meshard.runtime.lines.rendezvous  # while it can read them
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    c.Coordinator(f"localhost:{sys.argv[1]}", 2, 1, 3.0)
+except meshard.errors.ConfigError as error:
+    print(error)
+"""
+
+
+def refused_to_another_user(port: int, folder: str, told: str) -> None:
+    command = [sys.executable, "-c", OTHER_USER, str(port)]
+    env = os.environ | {"MESHARD_RENDEZVOUS": folder, "XDG_CONFIG_HOME": "/"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert told in ran.stdout, (ran.stdout, ran.stderr)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+@pytest.mark.timeout(120)
+def test_another_user_of_the_host_is_not_let_in(tmp_path: Path) -> None:
+    own, port = {"MESHARD_RENDEZVOUS": str(tmp_path / "mine")}, free_port()
+    first = started(MEET + MOVES, port, [(2, 0)], **own)
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            visited(port, 1)[0].close()
+            break
+        time.sleep(0.05)
+    with tempfile.TemporaryDirectory() as theirs:
+        os.chown(theirs, 65534, 65534)
+        refused_to_another_user(port, own["MESHARD_RENDEZVOUS"], "none can be kept")
+        refused_to_another_user(port, theirs, "has another secret")
+    for index, (code, out, err) in enumerate(
+        ended([*first, *started(MEET + MOVES, port, [(2, 1)], **own)])
+    ):
+        assert (code, out) == (0, f"right {index} 2 [0, 1]\n"), err
+
+
+def test_without_a_secret_only_one_host_meets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MESHARD_SECRET", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"no secret is set by which .*MESHARD_SECRET"):
+        Coordinator("192.0.2.1:1234", 2, 1, 0.1)
+    with pytest.raises(ConfigError, match="has 5 characters; it needs at least 16"):
+        Coordinator("192.0.2.1:1234", 2, 1, 0.1, "short")
+    with pytest.raises(ConfigError, match="secret must be a string, not 3"):
+        meshard.distributed.initialize("localhost:1", 2, 1, secret=3)  # type: ignore[arg-type]
+    (tmp_path / "meshard").mkdir()
+    file = tmp_path / "meshard" / "secret"
+    file.write_text("a secret of one user\n")
+    for mode in (0o644, 0o620, 0o602):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=f"is not used.*has mode 0{mode:o}. Run chmod 600"):
+            Coordinator("localhost:1", 2, 1, 0.1)
+    file.chmod(0o600)
+    assert key_that_is_set() == key_that_is_set("a secret of one user")
+    monkeypatch.setenv("MESHARD_SECRET", "a secret of the environment")
+    assert key_that_is_set() == key_that_is_set("a secret of the environment")
 
 
 @pytest.mark.timeout(120)

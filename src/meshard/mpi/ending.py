@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pickle
 import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Protocol, final
 
 from meshard.errors import AgreementError, TransportError
+from meshard.runtime.lines.letters import packed
 from meshard.runtime.memory.forks import depth
 from meshard.runtime.processes import told
 from meshard.runtime.processes.told import KeeperLine
@@ -116,7 +115,7 @@ class ProcessExit:
     def _goodbye(self, how: str) -> None:
         account = self._watchdog.agreement.account(whole=True, ended=how)
         kept = len(account.entries)
-        while kept and len(zlib.compress(pickle.dumps(account), 1)) > _SHORT:
+        while kept and len(packed(account)) > _SHORT:
             kept //= 2
             dropped = len(account.entries) - kept
             before = account.before + dropped

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import socket
 import sys
 import time
@@ -22,6 +21,7 @@ from meshard.mpi.outside.channel import OpenChannel, entry_name
 from meshard.mpi.outside.porter import TICKET, Porter, Ticket, builds
 from meshard.mpi.transport import JobTransport
 from meshard.runtime.lines.connecting import Address, connect, new_token
+from meshard.runtime.lines.letters import encode
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.lines.rendezvous import Entry, Rendezvous
 from meshard.runtime.memory.pages import Pages
@@ -104,7 +104,7 @@ class Door:
         self.ticket, self._line, self.token = Ticket.of(told), line, entry.token
         self._members = self.ticket.members
         if self._facts is not None:
-            line.send(pickle.dumps(self._facts))
+            line.send(encode(self._facts))
         return True
 
     def _entry(self) -> Entry:
@@ -143,7 +143,7 @@ class Door:
         self._facts = facts
         if self._line is not None:
             with contextlib.suppress(TransportError):
-                self._line.send(pickle.dumps(facts))
+                self._line.send(encode(facts))
 
     def is_open(self) -> bool:
         """Whether the job may still take this process in.

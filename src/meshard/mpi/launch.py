@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,7 +39,7 @@ from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
 from meshard.runtime.processes import told
 from meshard.runtime.processes.whereabouts import job_name, siblings, whereabouts
-from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT
+from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT, Table
 from meshard.runtime.world import RuntimeWorld, alone
 
 if TYPE_CHECKING:
@@ -224,9 +225,10 @@ def _joined(mpi: Any, devices: int, keeper: told.KeeperLine, ours: bool) -> Runt
     transport = JobTransport(index, channel, TIMEOUT.value, library)
     everybody = range(size)
     host = HOST.value or socket.gethostname()
-    mine = devices, host, TABLE.value, SPARES.value, whereabouts()
+    mine = devices, host, asdict(TABLE.value), SPARES.value, whereabouts()
     facts: list[Any] = transport.all_gather(mine, everybody)
-    *_, table, spares, first = facts[0]
+    *_, sizes, spares, first = facts[0]
+    table = Table(**sizes)
     if spares >= size:
         raise ConfigError(
             f"spares (MESHARD_SPARES) is {spares}, but there are {size} processes: at least one "
@@ -286,21 +288,25 @@ def _opened(name: str, devices: int) -> RuntimeWorld:
     return _begun(*opened(name, devices))
 
 
-def _met(index: int, count: int, gather: Callable[[Any], list[Any]]) -> RuntimeWorld:
+def _met(
+    index: int, count: int, gather: Callable[[Any], list[Any]], key: bytes | None
+) -> RuntimeWorld:
     """Return the world of a process that has met others, without MPI."""
     from meshard.mpi.meeting import met
 
-    world = _begun(*met(index, count, NUM_DEVICES.value or 1, gather))
+    world = _begun(*met(index, count, NUM_DEVICES.value or 1, gather, key))
     here = sum(host == world.hosts[index] for host in world.hosts)
     world.workers = Workers(max(1, world.workers.threads // here))
     return world
 
 
-_meeting: list[tuple[int, int, Callable[[Any], list[Any]]]] = []
+_meeting: list[tuple[int, int, Callable[[Any], list[Any]], bytes | None]] = []
 """Where this process meets others; nothing if a launcher has arranged it, or it runs alone."""
 
 
-def join(index: int, count: int, gather: Callable[[Any], list[Any]]) -> None:
+def join(
+    index: int, count: int, gather: Callable[[Any], list[Any]], key: bytes | None = None
+) -> None:
     """Make one job of processes that can gather what each of them says.
 
     All of them call this, before their first use of meshard.
@@ -308,7 +314,8 @@ def join(index: int, count: int, gather: Callable[[Any], list[Any]]) -> None:
     Args:
         index: the number of this process.
         count: how many there are.
-        gather: from what this process says, which JSON can hold, to the list of what all say.
+        gather: from what this process says, which letters can hold, to the list of what all say.
+        key: what only processes of the job know; by default the secret that is set, if one is.
 
     Raises:
         ConfigError: if this process belongs to a job already, or the processes do not fit together.
@@ -318,7 +325,9 @@ def join(index: int, count: int, gather: Callable[[Any], list[Any]]) -> None:
             "This process cannot join others now: it has used meshard already, or belongs to a job "
             "that mpiexec or `meshard run` has started. Join them before anything else."
         )
-    _meeting.append((index, count, gather))
+    from meshard.mpi.outside.coordinator import key_that_is_set
+
+    _meeting.append((index, count, gather, key or key_that_is_set()))
     try:
         current()
     finally:
@@ -453,6 +462,7 @@ def initialize(
     local_device_ids: Any = None,
     *,
     initialization_timeout: float = 300.0,
+    secret: str | None = None,
     **more: Any,
 ) -> None:
     """Join the processes of the job.
@@ -468,11 +478,16 @@ def initialize(
         process_id: the number of this process, from 0.
         local_device_ids: accepted as in JAX; ``MESHARD_NUM_DEVICES`` says how many there are.
         initialization_timeout: seconds in which all must have come to the address.
+        secret: what only the processes of this job know, of at least 16 characters;
+            it is not sent. By default ``MESHARD_SECRET`` in the environment, else the file
+            ``~/.config/meshard/secret`` (mode 0600). Without any of them, only processes of one
+            user on one host can meet, at an address such as ``localhost``.
         more: further arguments of JAX's function, which are ignored.
 
     Raises:
         ConfigError: if the arguments do not match the job, if some are missing, if the processes do
-            not all come in time, or if this process has used meshard before.
+            not all come in time or do not know the same secret, if one is needed, or if this
+            process has used meshard before.
 
     >>> import meshard
     >>> meshard.distributed.initialize()
@@ -482,7 +497,7 @@ def initialize(
     patience = number_of(initialization_timeout, "distributed.initialize", "initialization_timeout")
     alone = job_size() is None and known_world() is None and JOIN.value is None
     if coordinator_address is not None and alone:
-        _meet(coordinator_address, num_processes, process_id, float(patience))
+        _meet(coordinator_address, num_processes, process_id, float(patience), secret)
     world = current()
     for name, given, found in (
         ("num_processes", num_processes, world.process_count),
@@ -497,7 +512,7 @@ def initialize(
             )
 
 
-def _meet(address: object, count: object, index: object, patience: float) -> None:
+def _meet(address: object, count: object, index: object, patience: float, secret: object) -> None:
     """Meet the others at an address."""
     from meshard.mpi.outside.coordinator import Coordinator
 
@@ -518,9 +533,9 @@ def _meet(address: object, count: object, index: object, patience: float) -> Non
         )
     if processes == 1:
         return
-    coordinator = Coordinator(where, processes, number, patience)
+    coordinator = Coordinator(where, processes, number, patience, secret)
     try:
-        join(number, processes, coordinator.gather)
+        join(number, processes, coordinator.gather, coordinator.key)
     finally:
         coordinator.close()
 

@@ -17,6 +17,7 @@ from typing import Any, final
 
 from meshard.errors import TransportError
 from meshard.runtime.lines.connecting import Listener, connect, new_token
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.processes.told import is_out_of_reach
 from meshard.runtime.processes.whereabouts import Whereabouts
@@ -31,6 +32,7 @@ Gather = Callable[[object], list[Any]]
 """Returns what each process gives, in order; all processes call it."""
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Gone:

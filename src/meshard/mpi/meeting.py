@@ -1,11 +1,12 @@
 """A job without MPI: processes that can gather what each says make a world together.
 
-In: the number of a process, how many there are, and a way to gather. Out: the world of this
-process, which reaches the others by lines, and by memory where they share a host.
+In: the number of a process, how many there are, a way to gather, and what only they know. Out: the
+world of this process, which reaches the others by lines, and by memory where they share a host.
 """
 
 from __future__ import annotations
 
+import hmac
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,7 +17,8 @@ from meshard.mpi.neighbours import open_neighbours
 from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.outside.porter import Porter, builds
 from meshard.mpi.transport import JobTransport
-from meshard.runtime.lines.connecting import new_token
+from meshard.runtime.lines.addresses import own_network
+from meshard.runtime.lines.connecting import ANYWHERE, LOOPBACK, new_token
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.facts import Facts, devices_of, united
 from meshard.runtime.processes.whereabouts import job_name, whereabouts
@@ -27,14 +29,17 @@ Gather = Callable[[Any], list[Any]]
 """What all processes say, in order; it is called by all of them together."""
 
 
-def met(index: int, count: int, devices: int, gather: Gather) -> tuple[RuntimeWorld, JobTransport]:
+def met(
+    index: int, count: int, devices: int, gather: Gather, key: bytes | None
+) -> tuple[RuntimeWorld, JobTransport]:
     """Return the world of a process that has met others.
 
     Args:
         index: its number.
         count: how many there are.
         devices: how many devices it has.
-        gather: returns what each says; it takes what JSON can hold.
+        gather: returns what each says; it takes what letters can hold.
+        key: what only processes of the job know; None if those that gather are trusted.
 
     Raises:
         ConfigError: if the processes' versions differ, or too many are to wait as spares.
@@ -48,13 +53,19 @@ def met(index: int, count: int, devices: int, gather: Gather) -> tuple[RuntimeWo
         "table": asdict(TABLE.value),
         "spares": SPARES.value,
         "name": JOB.value,
-        "token": new_token().hex(),
+        "nonce": new_token(),
+        "keyed": key is not None,
+        "network": own_network(),
     }
     told = gather(mine)
     first = told[0]
     _check(told)
-    table, spares, token = Table(**first["table"]), first["spares"], bytes.fromhex(first["token"])
-    porter = Porter(token)
+    table, spares = Table(**first["table"]), first["spares"]
+    # The token is not sent: each derives it.
+    nonces = b"".join([each["nonce"] for each in told])
+    token = hmac.digest(key or b"", b"token" + nonces, "sha256")
+    near = first["name"] is None and all(t["network"] == first["network"] for t in told)
+    porter = Porter(token, LOOPBACK if near else ANYWHERE)
     addresses = gather(porter.addresses)
     known = united(_facts(told, addresses))
     channel = OpenChannel(index, 0, None)
@@ -106,6 +117,13 @@ def _check(told: list[Any]) -> None:
                     f"distributed.initialize: process 0 has {what} {version}, but process {index} "
                     f"has {what} {each['builds'][what]}. Processes of one job need the same."
                 )
+    for index, each in enumerate(told):
+        if each["keyed"] != told[0]["keyed"]:
+            lacking = index if told[0]["keyed"] else 0
+            raise ConfigError(
+                f"distributed.initialize: process {lacking} has no secret, but process "
+                f"{index - lacking} has one (MESHARD_SECRET, or a file). Give all the same."
+            )
     spares = told[0]["spares"]
     if spares >= len(told):
         raise ConfigError(

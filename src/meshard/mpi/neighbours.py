@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.mpi.mailbox import ROOM, Mailbox, MailPage, Stamps, mail_bytes, unpack
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.memory.arena import ROOM as ADDRESSES
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease, chunk_of
 from meshard.runtime.memory.pages import Pages
@@ -37,6 +38,7 @@ PLACES = 512
 nobody has costs addresses only."""
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Handle:

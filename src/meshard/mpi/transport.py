@@ -8,7 +8,6 @@ and the watchdog ends a wait that is in vain.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, final
@@ -20,6 +19,7 @@ from meshard.mpi.neighbours import Found, Letter, Neighbours, OwnMemory, Waiting
 from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.outside.far import Far
 from meshard.mpi.patience import Patience
+from meshard.runtime.lines.letters import decode, encode
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Agreement, Stamp
@@ -228,7 +228,7 @@ class JobTransport:
 
     def all_gather(self, value: object, peers: Sequence[int]) -> list[object]:
         """Return every peer's small object, in the order of ``peers``, this process included."""
-        letter = np.frombuffer(pickle.dumps(value), np.uint8)
+        letter = np.frombuffer(encode(value), np.uint8)
         found = {self.index: letter}
         jobs: list[Job] = []
         for peer in peers:
@@ -236,7 +236,7 @@ class JobTransport:
                 way, label = self._way(peer), [(peer,)]
                 jobs += [(label, way.tell(peer, letter)), (label, way.hear(peer, found))]
         self._run(jobs)
-        return [pickle.loads(found[p].tobytes()) for p in peers]
+        return [decode(found[p].data) for p in peers]
 
     def barrier(self, peers: Sequence[int]) -> None:
         """Wait until all ``peers`` have arrived here."""

@@ -6,11 +6,9 @@ channel of `Watchdog`.
 
 from __future__ import annotations
 
-import pickle
 import socket
 import sys
 import time
-import zlib
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -18,6 +16,7 @@ from mpi4py import MPI
 
 from meshard.mpi.ending import dismiss, end_alone, end_cut_off
 from meshard.mpi.lifelines import Gather, Gone, Lifelines
+from meshard.runtime.lines.letters import packed, unpacked
 from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.processes.watchdog import ENDED, Closed, given_up
 from meshard.runtime.processes.whereabouts import Whereabouts, state_of
@@ -86,7 +85,7 @@ class MpiSideChannel(Closed):
     def post(self, peer: int, letter: object) -> None:
         """Send a letter; one that cannot be sent is lost."""
         self._going = [one for one in self._going if not _done(one[0])]
-        buffer = np.frombuffer(zlib.compress(pickle.dumps(letter), 1), np.uint8)
+        buffer = np.frombuffer(packed(letter), np.uint8)
         try:
             self._going.append((self._comm.Isend([buffer, MPI.BYTE], peer, _LETTER), buffer))
         except MPI.Exception:  # it is dead; processes that wait for it learn so elsewhere
@@ -108,7 +107,7 @@ class MpiSideChannel(Closed):
                 buffer = None
             del self._coming[0]
             if buffer is not None:
-                letter = pickle.loads(zlib.decompress(buffer.tobytes()))
+                letter = unpacked(buffer.data)
                 if not self._is_ours(*letter):
                     found.append(letter)
         self._see()

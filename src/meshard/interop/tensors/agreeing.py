@@ -8,7 +8,6 @@ pass them through memory, others in a collective.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,10 @@ from meshard.interop.tensors.memory import memory_of, wire_kind
 from meshard.interop.tensors.near import Calling, Near, calling, is_gone
 from meshard.interop.tensors.wanted import digest, group_ranks, shortened
 from meshard.mpi.launch import join
+from meshard.runtime.lines.letters import decode, encode, sent
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Note:
@@ -87,7 +88,7 @@ def gathered(value: Any, group: Any, what: str) -> list[Any]:
         except LostError as error:
             raise lost(what, known, error, error.rank) from error
     count = len(group_ranks(group))
-    words = pickle.dumps(value)
+    words = encode(value)
     try:
         letters = _passed(words, _LETTER, count, group)
         longest = max([_length(letter) for letter in letters])
@@ -98,7 +99,7 @@ def gathered(value: Any, group: Any, what: str) -> list[Any]:
         raise TransportError(
             f"{what}: the ranks of the process group could not agree: {told}. Nothing has moved."
         ) from error
-    return [pickle.loads(x[_HEAD : _HEAD + _length(x)]) for x in letters]
+    return [decode(x[_HEAD : _HEAD + _length(x)]) for x in letters]
 
 
 _LETTER, _HEAD = 1024, 8

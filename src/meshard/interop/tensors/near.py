@@ -9,7 +9,6 @@ tensors themselves stay in each rank's own memory.
 from __future__ import annotations
 
 import os
-import pickle
 import secrets
 import sys
 import time
@@ -27,6 +26,7 @@ from meshard.interop.tensors.loading import torch
 from meshard.mpi.mailbox import ROOM
 from meshard.mpi.neighbours import Handle, Neighbours, Waiting, own_memory
 from meshard.mpi.patience import Patience
+from meshard.runtime.lines.letters import decode, encode, sent
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp
 from meshard.runtime.settings import Table
@@ -48,6 +48,7 @@ _Job = tuple[Sequence[int], Waiting]
 # who they are
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Calling:
@@ -173,17 +174,14 @@ class Near:
         Raises:
             LostError: if a rank has ended, has left this call, or does not come.
         """
-        letter = np.frombuffer(pickle.dumps(value), np.uint8)
+        letter = np.frombuffer(encode(value), np.uint8)
         found: dict[int, Block] = {}
         jobs: list[_Job] = [((rank,), self._near.hear(rank, found)) for rank in self._others]
         if self._others:
             fill = partial(np.copyto, src=letter)
             jobs.append((self._others, self._near.spread(self._others, letter.nbytes, fill)))
         self._run(jobs)
-        return [
-            pickle.loads(found[rank].tobytes()) if rank in found else value
-            for rank in self._callings
-        ]
+        return [decode(found[rank].data) if rank in found else value for rank in self._callings]
 
     def exchange(
         self,

@@ -26,6 +26,7 @@ from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
+from meshard.runtime.lines.letters import sent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +65,7 @@ def _part(runs: Runs, factor: int, count: int, place: int) -> Runs:
     return tuple(found)
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Placed:

@@ -19,6 +19,7 @@ from meshard.interop.tensors.bits import torch_dtype
 from meshard.interop.tensors.loading import DeviceMesh, DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed
 from meshard.interop.tensors.specs import is_partial, placed, placed_of, without_sums
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.trees.trees import children_of, flatten_with_accessors
 from meshard.runtime.trees.trees import leaves as leaves_of
@@ -39,6 +40,7 @@ class Everywhere:
     device_type: str
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Entry:
@@ -90,6 +92,7 @@ class Goal:
     placements: tuple[Any, ...]
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Listing:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import sys
 import time
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, NoReturn, Protocol, final
@@ -22,6 +20,7 @@ from meshard.mpi.ending import dismiss, end_alone
 from meshard.mpi.outside.far import Far
 from meshard.mpi.outside.porter import DATA, SIDE, Porter, Ticket
 from meshard.runtime.lines.connecting import connect
+from meshard.runtime.lines.letters import decode, packed, unpacked
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous
 from meshard.runtime.processes.facts import Facts, united
@@ -71,7 +70,8 @@ class _Caller:
         """Read whether it waits to take part."""
         header = self.line.poll()
         if header is not None:
-            self.facts = pickle.loads(header)
+            facts = decode(header)
+            self.facts = facts if isinstance(facts, Facts) else None
 
 
 @final
@@ -126,7 +126,7 @@ class OpenChannel:
         if self._inner is not None and peer < self._first:
             self._inner.post(peer, letter)
             return
-        data = zlib.compress(pickle.dumps(letter), 1)
+        data = packed(letter)
         if peer not in self._lines:
             self._later.setdefault(peer, []).append(data)
             return
@@ -140,7 +140,7 @@ class OpenChannel:
         for line in self._lines.values():
             line.push()
             while (data := line.poll()) is not None:
-                found.append(pickle.loads(zlib.decompress(data)))
+                found.append(unpacked(data))
         return found
 
     def _let_in(self) -> None:

@@ -96,6 +96,9 @@ class _Stream:
                 header = self.line.poll()
                 if header is None:
                     return False
+                if len(header) != _STAMP.size:
+                    self.line.close()
+                    return False
                 self._next, self._begun = _STAMP.unpack(header), False
             if not self._begun:
                 if self._next == self._stamps.stamp(self._peer):

@@ -22,7 +22,7 @@ import numpy as np
 
 from meshard._version import __version__
 from meshard.errors import TransportError
-from meshard.runtime.lines.connecting import Address, Listener
+from meshard.runtime.lines.connecting import ANYWHERE, Address, Listener
 from meshard.runtime.lines.line import Line, wait
 
 _PATIENCE = 5.0
@@ -73,11 +73,12 @@ class Porter:
 
     Args:
         token: the secret of the job.
+        host: the address at which it listens; by default those of all interfaces.
     """
 
-    def __init__(self, token: bytes) -> None:
+    def __init__(self, token: bytes, host: str = ANYWHERE) -> None:
         self.token = token
-        self._listener = Listener(token)
+        self._listener = Listener(token, host=host)
         self.addresses = self._listener.addresses
         self._arrived: deque[tuple[Mapping[str, Any], Line]] = deque()
         self._asking = threading.Lock()
@@ -136,9 +137,14 @@ class Porter:
             return True
         told = _read(header)
         if told.get("for") == TICKET:
-            told = told | self._ticket(told)
+            try:
+                told = told | self._ticket(told)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                told["refused"] = f"Its question is malformed: {type(error).__name__}: {error}."
             with contextlib.suppress(TransportError):
                 line.send(json.dumps(told).encode())
+        elif type(told.get("index")) is not int:
+            told = {}
         if told.get("for") not in (SIDE, DATA, TICKET) or "refused" in told:
             while not line.push() and time.monotonic() < until:
                 wait([line], _TICK)
@@ -176,7 +182,7 @@ class Porter:
 
 
 def _read(header: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(header)
         if isinstance(found, dict):
             return found

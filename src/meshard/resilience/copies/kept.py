@@ -18,6 +18,7 @@ from meshard.errors import ArgumentError, DataLoss
 from meshard.resilience.copies.stocks import gridded, own_blocks
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
+from meshard.runtime.lines.letters import sent, sent_as
 from meshard.runtime.moving.moved import leaf_names
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.processes.divergence import numbered
@@ -66,6 +67,7 @@ class Kept:
         return repr(self.value) if self.array is None else self.text
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class KeptTree:
@@ -84,6 +86,28 @@ class KeptTree:
         """Return the same with copies: for each leaf the devices that have one of each cell."""
         pairs = zip(self.leaves, grids, strict=True)
         return KeptTree(tuple([replace(k, copies=grid) for k, grid in pairs]), self.structure)
+
+
+def _told(leaf: Kept) -> tuple[Any, ...]:
+    """Return what another process learns of a leaf: nothing of its elements."""
+    own = leaf.own, leaf.copies, len(leaf.blocks), leaf.process_of
+    return leaf.name, leaf.value, leaf.array, *own, leaf.tie, leaf.torn
+
+
+def _as_told(
+    name: str, value: Any, array: Any, own: Any, copies: Any, grids: int, *more: Any
+) -> Kept:
+    """Return a leaf of another process, of which this one holds nothing."""
+    process_of, tie, torn = more
+    blocks = tuple([_nothing] * grids)
+    return Kept(name, value, array, own, copies, blocks, process_of, tie, torn=torn)
+
+
+def _nothing() -> Sequence[Block | None]:
+    return ()
+
+
+sent_as(Kept, _told, _as_told)
 
 
 def kept_tree(tree: Any, what: str) -> KeptTree:

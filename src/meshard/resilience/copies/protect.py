@@ -7,7 +7,6 @@ each with its staged boxes, it takes the place of the old one.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +29,7 @@ from meshard.resilience.copies.protect_plan import CopiedArray, ProtectPlan, pla
 from meshard.resilience.copies.stocks import gridded, left, own_blocks
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
+from meshard.runtime.lines.letters import decode, encode
 from meshard.runtime.memo import memoized
 from meshard.runtime.missing import living_ids, missing_boxes
 from meshard.runtime.moving.execute import ArrayMove, run_moves
@@ -199,7 +199,7 @@ class _Kept:
 def _fresh(value: Any) -> Any:
     """Return a value that its receiver may change."""
     plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if plain else pickle.loads(pickle.dumps(value))
+    return value if plain else decode(encode(value))
 
 
 def _shown(value: Any) -> str:
@@ -210,11 +210,6 @@ def _shown(value: Any) -> str:
 
 def _given(blocks: Blocks) -> Sequence[Block | None]:
     return blocks
-
-
-def _nothing() -> Sequence[Block | None]:
-    """Return the blocks of a process that holds none."""
-    return ()
 
 
 @final
@@ -461,11 +456,10 @@ def _told(leaf: Kept, what: str) -> Any:
     """
     try:
         return _fresh(leaf.value)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except ArgumentError as error:
         raise TreeError(
             f"{what}: the leaf {leaf.name!r} is a {type(leaf.value).__name__}, which cannot be "
-            f"told to other processes: {error}. Keep arrays, numbers, strings, or what can be "
-            "pickled."
+            f"told to other processes. {error}"
         ) from error
 
 
@@ -601,9 +595,3 @@ def _wire(array: CopiedArray) -> Wire:
         return {d: n * array.itemsize for d, n in hop.received.as_dict().items()}
 
     return Wire(array.text, "copy", (), received)
-
-
-def without_blocks(tree: KeptTree) -> KeptTree:
-    """Return what is left of a tree as another process sees it that holds nothing of it."""
-    leaves = [replace(x, blocks=tuple([_nothing for _ in x.blocks])) for x in tree.leaves]
-    return KeptTree(tuple(leaves), tree.structure)

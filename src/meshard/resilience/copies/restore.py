@@ -7,7 +7,6 @@ own devices hold, copies kept on purpose, and of a checkpoint only the boxes tha
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -23,7 +22,7 @@ from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
-from meshard.resilience.copies.protect import Protected, without_blocks
+from meshard.resilience.copies.protect import Protected
 from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
 from meshard.resilience.copies.restore_plan import (
     RestoredArray,
@@ -191,12 +190,12 @@ def _common_version(
         return own[token].tree, holders
     letter = None
     if world.process_index == holders[0]:
-        letter = pickle.dumps(without_blocks(own[token].tree))
+        letter = own[token].tree
     letters: list[Any] = world.transport.all_gather(letter, members)
     if token in own:
         return own[token].tree, holders
     guard.follow(token)
-    found: KeptTree = pickle.loads(letters[members.index(holders[0])])
+    found: KeptTree = letters[members.index(holders[0])]
     return found, holders
 
 

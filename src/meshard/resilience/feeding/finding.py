@@ -15,12 +15,14 @@ from meshard.errors import MeshardError, TransportError
 from meshard.resilience.feeding.offer import Offer
 from meshard.resilience.feeding.pull import Giver
 from meshard.resilience.feeding.serve import NOTHING, Named, News
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.lines.rendezvous import Entry, Rendezvous
 
 _CONNECTING = 10.0
 _READERS = "/reader/"
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Source:

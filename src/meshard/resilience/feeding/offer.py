@@ -17,6 +17,7 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import TreeError, did_you_mean
 from meshard.runtime.array.array import Array
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.types import dtype_name
 from meshard.weights.checkpoint.sources import made_of
 from meshard.weights.maps.keymap import KeyMap
@@ -27,6 +28,7 @@ Pieces = tuple[tuple[int, Box, tuple[int, ...]], ...]
 """Pieces of a tensor: number, box, and the processes that are to hold each."""
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Tensor:
@@ -48,6 +50,7 @@ class Tensor:
         return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Offer:
@@ -98,6 +101,7 @@ def offered(arrays: Mapping[str, Array], tied: Mapping[str, str]) -> tuple[Offer
     return Offer(tensors, dict(tied)), here
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Wish:

@@ -20,6 +20,7 @@ from meshard.resilience.feeding.offer import Offer, check_same_tree, offered
 from meshard.resilience.feeding.serve import MOST_BYTES, Server, Version
 from meshard.resilience.feeding.together import first, together
 from meshard.runtime.lines.connecting import Address, new_token
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous, checked_name
 from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.world import RuntimeWorld, here
@@ -74,6 +75,7 @@ def _delta(given: object, what: str) -> bool | str:
     raise ArgumentError(refusal(what, "delta", "'auto', True or False", given))
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class _Mine:

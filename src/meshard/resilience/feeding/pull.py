@@ -6,7 +6,6 @@ deadline, in the thread that asks.
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from meshard.resilience.feeding.changes import applied, decoded
 from meshard.resilience.feeding.regions import FeedPlan, Slab, as_bytes, checksum
 from meshard.resilience.feeding.serve import Ask
 from meshard.runtime.lines.connecting import Address, connect
+from meshard.runtime.lines.letters import decode, encode
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.types import Block
 from meshard.weights.maps.recipe import copy_cast
@@ -64,7 +64,7 @@ class Giver:
             TransportError: if the connection has ended.
         """
         try:
-            self.line.send(pickle.dumps((kind, given)))
+            self.line.send(encode((kind, given)))
         except TransportError as error:
             raise self.lost() from error
 
@@ -80,7 +80,7 @@ class Giver:
             if self.line.closed:
                 raise self.lost()
             return None
-        kind, given = pickle.loads(header)
+        kind, given = decode(header)
         if kind == "refused":
             raise given["error"](f"{self.told} refuses: {given['why']}")
         if kind == "closed":

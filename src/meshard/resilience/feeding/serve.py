@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from meshard.resilience.feeding.regions import (
 )
 from meshard.resilience.feeding.stage import Door, Opened
 from meshard.runtime.lines.connecting import Address, Listener
+from meshard.runtime.lines.letters import decode, encode, sent
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.types import Block
 from meshard.weights.transfer.exchange import Held, Part
@@ -77,6 +77,7 @@ class Version:
         return self.sources[slab.region.term.source].disjoint[slab.region.part]
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class News:
@@ -106,6 +107,7 @@ class News:
         return self.origin, self.number
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Ask:
@@ -289,8 +291,7 @@ class _Session:
             asked = line.poll()
             if asked is None:
                 return False
-            kind, given = pickle.loads(asked)
-            self._work = self._answers[kind](given)
+            self._work = self._answer(asked)
         elif not line.look():
             self._work = None
             return False
@@ -306,6 +307,11 @@ class _Session:
                 self._say("refused", why=why, error=kind)
         return True
 
+    def _answer(self, asked: bytes) -> Iterator[bool]:
+        """Yield while what a taker has asked for is being answered."""
+        kind, given = decode(asked)
+        yield from self._answers[kind](given)
+
     def end(self) -> None:
         """Tell the taker that nothing more comes."""
         if not self.line.closed and not self.line.is_sending:
@@ -313,7 +319,7 @@ class _Session:
         self.line.close()
 
     def _say(self, kind: str, blocks: Sequence[memoryview] = (), **given: Any) -> None:
-        self.line.send(pickle.dumps((kind, given)), blocks)
+        self.line.send(encode((kind, given)), blocks)
 
     def _tell(self, given: dict[str, Any]) -> Iterator[bool]:
         """Say what is published."""

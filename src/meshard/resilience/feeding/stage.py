@@ -18,6 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.settings import HOST
 from meshard.runtime.types import Block
 
@@ -28,6 +29,7 @@ _MARK = 16
 Shapes = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Door:

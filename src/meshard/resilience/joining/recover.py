@@ -16,6 +16,7 @@ from meshard.errors import ProcessLostError
 from meshard.plan.show.pictured import Printed
 from meshard.resilience.copies.protect import held_versions, newest_common, settle
 from meshard.runtime.agree import meet
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.processes.agreement import Members
 from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.processes.facts import Facts, united
@@ -72,6 +73,7 @@ def _go(some: tuple[int, ...]) -> str:
     return "goes" if len(some) == 1 else "go"
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class _Told:

@@ -1,7 +1,9 @@
 """Connecting: lines between processes that know the same secret.
 
-In: addresses and a token. Out: lines. Both ends prove that they know the token, by a keyed hash of
-the other's random number, before either reads a message; the token itself is not sent.
+In: addresses and a token. Out: lines. Both ends prove that they know the token before either reads
+a message; the token itself is not sent. A proof is a keyed hash of a random number of each end, and
+of the addresses of both as its sender sees them: it is worth nothing a second time, nor on another
+connection, so that nobody between the two can pass it on.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import secrets
 import select
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import final
 
@@ -24,12 +27,23 @@ from meshard.runtime.lines.line import Line
 Address = tuple[str, int]
 """An IPv4 address and a port."""
 
-_GREETING = b"meshard1"
+_GREETING = b"meshard2"
 _NONCE, _PROOF = 32, 32
 _PATIENCE = 5.0
 """Seconds that a newcomer has to prove that it knows the token."""
-_MOST_NEWCOMERS = 256
-_BACKLOG = 128
+_MOST_NEWCOMERS = 128
+"""Connections that are heard at a time, of those that have not proved anything."""
+_MOST_AT_ONCE = 64
+"""Connections that are taken from the system before any is heard."""
+_BACKLOG = 1024
+_AGAIN = 0.05
+"""Seconds after which one that was turned away comes again."""
+_NO = bytes(_PROOF)
+"""What a listener answers instead of its proof to one that has another token."""
+_FULL = 0.02
+"""Seconds for which a process that can open no more files takes no connections."""
+ANYWHERE = ""
+LOOPBACK = "127.0.0.1"
 
 
 def new_token() -> bytes:
@@ -37,8 +51,27 @@ def new_token() -> bytes:
     return secrets.token_bytes(32)
 
 
-def _proof(token: bytes, side: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(token, side + nonce, "sha256")
+class StrangerError(TransportError):
+    """A listener that has another token."""
+
+
+def _proof(token: bytes, side: bytes, nonces: bytes, ends: tuple[Address, Address]) -> bytes:
+    """Return what proves that one end knows the token.
+
+    Args:
+        token: the secret.
+        side: which end.
+        nonces: the random numbers of listener and caller.
+        ends: the addresses of listener and caller.
+    """
+    where = " ".join([f"{host}:{port}" for host, port in ends]).encode("ascii")
+    return hmac.digest(token, side + nonces + where, "sha256")
+
+
+def _ends(own: socket.socket, *, listens: bool) -> tuple[Address, Address]:
+    """Return the addresses of listener and caller, as one of them sees them."""
+    here, there = own.getsockname()[:2], own.getpeername()[:2]
+    return (here, there) if listens else (there, here)
 
 
 @final
@@ -49,56 +82,69 @@ class _Newcomer:
         connection.setblocking(False)
         self.socket = connection
         self.until = time.monotonic() + _PATIENCE
+        self.is_wrong = False
         self._nonce = secrets.token_bytes(_NONCE)
         self._read = b""
+        self._ends = _ends(connection, listens=True)
+        self.host = self._ends[1][0]
         connection.send(_GREETING + self._nonce)  # fits into any empty buffer
 
     def go_on(self, token: bytes) -> bool | None:
         """Read what has arrived. Return whether it knows the token, None if that is still open."""
         try:
             told = self.socket.recv(_PROOF + _NONCE - len(self._read))
+            self._read += told
+            if not told:
+                return False
         except (BlockingIOError, InterruptedError):
-            return None if time.monotonic() < self.until else False
+            pass
         except OSError:
             return False
-        self._read += told
-        if not told:
-            return False
-        if len(self._read) < _PROOF + _NONCE:
-            return None
-        proof, nonce = self._read[:_PROOF], self._read[_PROOF:]
-        if not hmac.compare_digest(proof, _proof(token, b"caller", self._nonce)):
-            return False
+        if len(self._read) < _PROOF + _NONCE:  # also one that sends a byte now and then
+            return None if time.monotonic() < self.until else False
+        nonces = self._nonce + self._read[_PROOF:]
+        expected = _proof(token, b"caller", nonces, self._ends)
+        known = hmac.compare_digest(self._read[:_PROOF], expected)
+        self.is_wrong = not known
+        answer = _proof(token, b"listener", nonces, self._ends) if known else _NO
         with contextlib.suppress(OSError):
-            return self.socket.send(_proof(token, b"listener", nonce)) == _PROOF
+            return self.socket.send(answer) == _PROOF and known
         return False
 
 
 @final
 class Listener:
-    """An open port, on all interfaces, for processes that know a token.
+    """An open port for processes that know a token.
+
+    Strangers cannot keep those out that know it: each has seconds to prove itself, all are heard at
+    the same time, and where there are too many, the oldest one of the host that has most goes.
 
     Args:
         token: the secret.
         port: the port; 0 for one that is free.
+        host: the address to listen at; by default those of all interfaces.
 
     Attributes:
         addresses: where it can be reached; loopback last.
+        turned_away: how many have given a proof that was wrong.
     """
 
-    def __init__(self, token: bytes, port: int = 0) -> None:
+    def __init__(self, token: bytes, port: int = 0, host: str = ANYWHERE) -> None:
         self._token = token
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._newcomers: list[_Newcomer] = []
+        self.turned_away = 0
         try:
-            self._socket.bind(("", port))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
+            self._socket.bind((host, port))
             self._socket.listen(_BACKLOG)
             self._socket.setblocking(False)
             port = self._socket.getsockname()[1]
         except OSError:
             self._socket.close()
             raise
-        self.addresses: tuple[Address, ...] = tuple([(a, port) for a in own_addresses()])
+        hosts = own_addresses() if host == ANYWHERE else (host,)
+        self.addresses: tuple[Address, ...] = tuple([(a, port) for a in hosts])
 
     def fileno(self) -> int:
         """Return the socket's number, for `select`."""
@@ -115,13 +161,7 @@ class Listener:
         It does not wait. Whoever does not prove within seconds that it knows the token is turned
         away.
         """
-        with contextlib.suppress(OSError):
-            while len(self._newcomers) < _MOST_NEWCOMERS:
-                connection, _ = self._socket.accept()
-                try:
-                    self._newcomers.append(_Newcomer(connection))
-                except OSError:
-                    connection.close()
+        self._take_newcomers()
         for newcomer in list(self._newcomers):
             known = newcomer.go_on(self._token)
             if known is None:
@@ -129,8 +169,37 @@ class Listener:
             self._newcomers.remove(newcomer)
             if known:
                 return Line(newcomer.socket)
+            self.turned_away += newcomer.is_wrong
             newcomer.socket.close()
         return None
+
+    def _take_newcomers(self) -> None:
+        """Accept those that have connected."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                connection, _ = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    # The port stays ready, so that whoever waits for it would not wait at all.
+                    self._drop_one()
+                    time.sleep(_FULL)
+                return
+            try:
+                self._newcomers.append(_Newcomer(connection))
+            except OSError:
+                connection.close()
+            if len(self._newcomers) > _MOST_NEWCOMERS:
+                self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Turn the oldest newcomer away, of those from the host that has most."""
+        if self._newcomers:
+            ((host, _),) = Counter([n.host for n in self._newcomers]).most_common(1)
+            oldest = next(n for n in self._newcomers if n.host == host)
+            self._newcomers.remove(oldest)
+            oldest.socket.close()
 
     def close(self) -> None:
         """Close the port; lines that were accepted stay."""
@@ -160,6 +229,7 @@ def connect(addresses: Sequence[Address], token: bytes, timeout: float = 10.0) -
         timeout: the most seconds to wait.
 
     Raises:
+        StrangerError: if one that answers has another token, and none has this one.
         TransportError: if none of them answers in time; it says what happened at each.
     """
     deadline = time.monotonic() + timeout
@@ -181,12 +251,19 @@ def connect(addresses: Sequence[Address], token: bytes, timeout: float = 10.0) -
                     return Line(connection)
                 failures[address] = told
                 connection.close()
+                if told == _TURNED_AWAY:  # by one that has too many callers at the moment
+                    time.sleep(_AGAIN)
+                    again = _begin(address, failures)
+                    if again is not None:
+                        waiting[again.fileno()] = again, address
+                        poll.register(again.fileno(), select.POLLIN)
     finally:
         for connection, address in waiting.values():
             failures.setdefault(address, "no answer")
             connection.close()
     happened = "; ".join([f"{host}:{port}: {told}" for (host, port), told in failures.items()])
-    raise TransportError(
+    kind = StrangerError if _OTHER in failures.values() else TransportError
+    raise kind(
         f"No connection within {timeout:g} seconds to the process that should listen at "
         f"{len(failures)} addresses. {happened or 'There are no addresses'}."
     )
@@ -225,29 +302,41 @@ def _greet(connection: socket.socket, token: bytes, deadline: float) -> str | No
     code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return _told(code)
-    nonce = secrets.token_bytes(_NONCE)
+    nonce, until = secrets.token_bytes(_NONCE), min(deadline, time.monotonic() + _PATIENCE)
     try:
-        connection.settimeout(max(0.01, min(_PATIENCE, deadline - time.monotonic())))
-        greeting = _exactly(connection, len(_GREETING) + _NONCE)
+        ends = _ends(connection, listens=False)
+        greeting = _exactly(connection, len(_GREETING) + _NONCE, until)
         if not greeting.startswith(_GREETING):
-            return "what listens there is not a process of meshard"
-        connection.sendall(_proof(token, b"caller", greeting[len(_GREETING) :]) + nonce)
-        proof = _exactly(connection, _PROOF)
+            return "what listens there is not a process of this version of meshard"
+        nonces = greeting[len(_GREETING) :] + nonce
+        connection.sendall(_proof(token, b"caller", nonces, ends) + nonce)
+        proof = _exactly(connection, _PROOF, until)
     except TimeoutError:
         return "no answer"
     except OSError as error:
         return error.strerror or str(error)
     if not proof:
-        return "turned away: it has another token"
-    if not hmac.compare_digest(proof, _proof(token, b"listener", nonce)):
-        return "what listens there has another token"
+        return _TURNED_AWAY
+    if not hmac.compare_digest(proof, _proof(token, b"listener", nonces, ends)):
+        return _OTHER
     return None
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Return that many bytes, or none if the connection ends before."""
+_TURNED_AWAY = "turned away before it has answered"
+_OTHER = "what listens there has another token, or the addresses are translated on the way"
+
+
+def _exactly(connection: socket.socket, count: int, until: float) -> bytes:
+    """Return that many bytes, or none if the connection ends before.
+
+    Raises:
+        TimeoutError: if they have not all come in time.
+    """
     found = b""
     while len(found) < count:
+        connection.settimeout(max(0.01, until - time.monotonic()))
+        if found and time.monotonic() > until:
+            raise TimeoutError
         told = connection.recv(count - len(found))
         if not told:
             return b""

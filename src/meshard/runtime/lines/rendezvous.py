@@ -28,6 +28,8 @@ from meshard.runtime.settings import RENDEZVOUS
 
 _MOST_NAME = 200
 _ENDING = ".json"
+_SECRET = "secret"
+_MOST_SECRET = 4096
 
 
 @final
@@ -258,6 +260,20 @@ class Rendezvous:
                     found.append(entry.name)
         return found
 
+    def own_secret(self) -> str:
+        """Return a secret that all processes of this user find here, and nobody else.
+
+        The kernel lets nobody else read it: so one who knows it is the same user.
+
+        Raises:
+            StorageError: if it cannot be kept, or others can read it.
+        """
+        path = self.folder / _SECRET
+        with self._alone():
+            if not path.exists():
+                _write(path, secrets.token_hex(32))
+        return read_secret(path)
+
     def withdraw(self, entry: Entry) -> None:
         """Remove an entry, if it is still there."""
         with self._alone():
@@ -310,6 +326,31 @@ def _usual_folder() -> Path:
     if base.startswith("/") and os.access(base, os.W_OK):
         return Path(base) / "meshard"
     return Path(f"/tmp/meshard-{os.getuid()}")
+
+
+def read_secret(path: Path) -> str:
+    """Return the secret in a file.
+
+    Raises:
+        StorageError: if it cannot be read, is not a file of this user, or others can read it.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(file, "rb") as opened:
+            told = os.fstat(file)
+            found = opened.read(_MOST_SECRET) if stat.S_ISREG(told.st_mode) else b""
+    except OSError as error:
+        raise StorageError(
+            f"The secret in {path} cannot be read: {error.strerror or error}."
+        ) from error
+    if told.st_uid != os.getuid() or told.st_mode & 0o077 or not stat.S_ISREG(told.st_mode):
+        raise StorageError(
+            f"The secret in {path} is not used: it must be a file of user {os.getuid()} that "
+            f"nobody else can read or write (mode 0600); it belongs to user {told.st_uid} and "
+            f"has mode {stat.S_IMODE(told.st_mode):04o}. Run chmod 600 on it if it is yours, and "
+            "choose another secret if others may have read it."
+        )
+    return found.decode("utf-8", "replace").strip()
 
 
 def _write(path: Path, text: str) -> None:

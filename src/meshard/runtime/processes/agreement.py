@@ -21,6 +21,7 @@ from typing import NamedTuple, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.runtime.callers import is_ours, line_of, place_text, stated_line
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.processes.canonical import digest, shortened
 from meshard.runtime.settings import CHECK
@@ -106,6 +107,7 @@ class Token:
         self.text = text
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class StepReport:
@@ -128,6 +130,7 @@ class StepReport:
     line: str
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Account:

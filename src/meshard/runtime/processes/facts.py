@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import final
 
 from meshard.algebra.device import Device
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.processes.whereabouts import Whereabouts
 
 
+@sent
 @final
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
 from meshard.errors import TransportError
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.processes.divergence import numbered
 from meshard.runtime.processes.facts import Facts
 
@@ -29,6 +30,7 @@ _CHECK = 0.02
 """Seconds between two questions to the system whether a process lives."""
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Proposal:
@@ -56,6 +58,7 @@ class Proposal:
         return self.candidates - self.lost
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Decision:

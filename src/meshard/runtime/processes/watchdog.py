@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, final
 
 from meshard.errors import AgreementError, ProcessLostError, TransportError
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.processes.agreement import (
     Account,
     Agreement,
@@ -142,6 +143,7 @@ class Closed:
         return False
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Departure:
@@ -162,6 +164,7 @@ class Departure:
     died: tuple[int, ...] = ()
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Loss:

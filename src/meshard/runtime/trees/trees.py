@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import optree
-from optree import PyTreeSpec as PyTreeSpec
 
 from meshard.algebra.arguments import flag_of, function_of, instance_of, items_of, shown
 from meshard.errors import TreeError, nearest
 from meshard.runtime.trees.keys import plain
+from meshard.runtime.trees.structures import PyTreeSpec as PyTreeSpec
 
 IsLeaf = Callable[[Any], bool] | None
 _NOTHING = object()

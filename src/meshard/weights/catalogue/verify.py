@@ -16,12 +16,14 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.types import Block
 from meshard.tuning import READ_BUFFER
 from meshard.weights.catalogue.raw import contiguous_boxes
 from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored
 
 
+@sent
 @final
 @dataclass(frozen=True, slots=True)
 class Damage:

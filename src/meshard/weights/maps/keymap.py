@@ -20,6 +20,7 @@ from meshard.errors import KeyMapError
 from meshard.plan.show.pictured import Printed
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import columns
+from meshard.runtime.lines.letters import sent, sent_as
 from meshard.runtime.types import dtype_name
 from meshard.weights.maps import in_place, rules, scales
 from meshard.weights.maps.casts import dtype_named
@@ -49,6 +50,7 @@ Source = Shaped | tuple[Sequence[int], Any]
 Sources = Mapping[str, Source]
 
 
+@sent
 @final
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -645,3 +647,6 @@ def _mapped(tree: Tree, known: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]
             raise KeyMapError(f"KeyMap: tensor {name!r}: {error}.") from None
         how[name] = ", ".join(node.how)
     return Mapped(recipes, tied, known, how, tree.scaled)
+
+
+sent_as(KeyMap, lambda x: (x.stages,), lambda stages: KeyMap._of(stages))

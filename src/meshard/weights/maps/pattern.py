@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from meshard.errors import KeyMapError
+from meshard.runtime.lines.letters import sent_as
 
 _DIGITS = frozenset("ijkle")
 _MAX_LENGTH = 1024
@@ -153,3 +154,6 @@ def _pointing(text: str, at: int, why: str) -> KeyMapError:
 def same_places(patterns: Iterable[Pattern]) -> bool:
     """Return whether patterns have the same places."""
     return len({frozenset(p.holes) for p in patterns}) == 1
+
+
+sent_as(Pattern, lambda x: (x.text,), parse)

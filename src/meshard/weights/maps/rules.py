@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from meshard.errors import KeyMapError
+from meshard.runtime.lines.letters import sent
 from meshard.weights.maps import fields, moves
 from meshard.weights.maps.form import Form, check_count
 from meshard.weights.maps.pattern import exactly, parse, same_places
@@ -141,6 +142,7 @@ def same(values: Iterable[object]) -> bool:
     return len(set(values)) == 1
 
 
+@sent
 @dataclass(frozen=True)
 class Rename(Rule):
     """Gives tensors other names."""
@@ -178,6 +180,7 @@ class Rename(Rule):
         return [Rename(exactly(c.after[0][0]), exactly(c.before[0][0])) for c in changes]
 
 
+@sent
 @dataclass(frozen=True)
 class Keep(Rule):
     """Keeps tensors as they are: what says that no rule is missing."""
@@ -196,6 +199,7 @@ class Keep(Rule):
         return [dataclasses.replace(self, optional=True)]
 
 
+@sent
 @dataclass(frozen=True)
 class Drop(Rule):
     """Leaves tensors out."""
@@ -249,6 +253,7 @@ class Joining(Rule):
         return {"dim": self.dim, "ranks": self.ranks, "groups": self.groups}
 
 
+@sent
 @dataclass(frozen=True)
 class Fuse(Joining):
     """Joins several tensors along a dim."""
@@ -293,6 +298,7 @@ class Fuse(Joining):
         ]
 
 
+@sent
 @dataclass(frozen=True)
 class Split(Joining):
     """Parts a tensor along a dim into several."""
@@ -356,6 +362,7 @@ class Split(Joining):
         ]
 
 
+@sent
 @dataclass(frozen=True)
 class Stack(Rule):
     """Stacks numbered tensors along a new dim."""
@@ -420,6 +427,7 @@ class Stack(Rule):
         return rules
 
 
+@sent
 @dataclass(frozen=True)
 class Unstack(Rule):
     """Parts a tensor along a dim into numbered tensors without it."""
@@ -535,6 +543,7 @@ def _families(
     return families
 
 
+@sent
 @dataclass(frozen=True)
 class Tie(Rule):
     """Gives tensors another name: two names, one tensor."""
@@ -572,6 +581,7 @@ class Tie(Rule):
         return [Drop(n) for n in exact_or([self.to], changes, after)] if changes else []
 
 
+@sent
 @dataclass(frozen=True)
 class Untie(Rule):
     """Makes tensors of their own of what are other names of tensors."""

@@ -20,6 +20,7 @@ from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
 from meshard.plan.hops.cells import loss_text
 from meshard.runtime.array.array import Array
+from meshard.runtime.lines.letters import sent
 from meshard.runtime.missing import lost_boxes
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
@@ -27,6 +28,7 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.weights.maps.recipe import Recipe, Term, copy_cast
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Part:
@@ -43,6 +45,7 @@ class Part:
     block: Block | None
 
 
+@sent
 @final
 @dataclass(frozen=True)
 class Held:
