@@ -44,6 +44,7 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
@@ -94,6 +95,37 @@ __all__ = [
 ]
 
 
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+"""Characters that move a terminal's cursor, colour or direction, or that nobody sees."""
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""Return a text whose control characters and marks of direction are escapes.
+
+    Names come from files and from other people: printed as they are, they could rewrite what stands
+    on a terminal. All tables, summaries and errors pass through this.
+
+    Args:
+        text: the text.
+        lines: whether it may have several lines.
+
+    >>> visible("w\x1b[2J\n\u202e")
+    'w\\x1b[2J\\n\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return _UNSEEN.sub(lambda found: _escape(found[0], lines), text)
+
+
+def _escape(character: str, lines: bool) -> str:
+    if lines and character == "\n":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
 class MeshardError(Exception):
     """The root of all errors of meshard.
 
@@ -102,6 +134,8 @@ class MeshardError(Exception):
     """
 
     _section: ClassVar[str | None] = None
+    _lines: ClassVar[bool] = True
+    """Whether messages may have several lines; if not, a line break is one of a name."""
 
     def __init_subclass__(cls, explained: bool = False) -> None:
         """Let a class have a section in the guide, which its subclasses share."""
@@ -113,10 +147,17 @@ class MeshardError(Exception):
         """Make an error, with the address of its section."""
         builtin: type[BaseException] = cls
         new = OSError.__new__ if issubclass(builtin, OSError) else Exception.__new__
-        error = new(cls, *args, **kwargs)
+        error = new(cls, *cls._told(args), **kwargs)
         if cls._section is not None:
             error.__notes__ = [f"See {cls._section}"]
         return error
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*self._told(args))
+
+    @classmethod
+    def _told(cls, args: tuple[object, ...]) -> list[object]:
+        return [visible(x, lines=cls._lines) if isinstance(x, str) else x for x in args]
 
     def add_note(self, note: str) -> None:
         """Add a note, before the address of the section."""
@@ -215,6 +256,8 @@ class PlanError(MeshardError, ValueError):
 
 class CheckpointError(MeshardError, ValueError):
     """Files of arrays that cannot be read or written as asked."""
+
+    _lines = False
 
 
 class MissingFileError(CheckpointError, FileNotFoundError):

@@ -23,7 +23,7 @@ from meshard.cli.errors import CommandError
 from meshard.cli.output import print_json, print_table, print_text, warn
 from meshard.cli.written.notation import WrittenMesh
 from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
-from meshard.errors import KeyMapError
+from meshard.errors import KeyMapError, visible
 from meshard.mpi.launch import job_size
 from meshard.plan.captions import bytes_text, count_text, time_text
 from meshard.weights.checkpoint.metadata import Metadata
@@ -161,7 +161,9 @@ def reshard(wish: Wish, *, dry_run: bool, as_json: bool) -> None:
         print_text(rest, title=first)
     else:
         told = f"{count_text(done.tensors, 'tensor')}, {bytes_text(done.bytes_written)}"
-        print_text(f"{wish.target} ({wish.kind}): {told}, in {time_text(seconds or 0.0)}")
+        print_text(
+            f"{visible(str(wish.target))} ({wish.kind}): {told}, in {time_text(seconds or 0.0)}"
+        )
     if wish.left_out:
         warn([f"left out: {', '.join(wish.left_out)}; {wish.kind} holds arrays only"])
     if wish.found.pickled:

@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from meshard._version import __version__
 from meshard.cli.errors import EXIT_CODES, FAILED, INTERRUPTED, WRONG_USAGE
-from meshard.errors import MeshardError
+from meshard.errors import MeshardError, visible
 
 NAME = "meshard"
 COMPLETE = f"_{NAME.upper()}_COMPLETE"  # as click calls it
@@ -218,7 +218,7 @@ def _tell_usage(error: click.UsageError) -> None:
     lines = [f"{path}: {_reason(error)}"]
     if error.ctx is not None:
         lines += [error.ctx.get_usage(), f"`{path} --help` explains it."]
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    print("\n".join([visible(line, lines=True) for line in lines]), file=sys.stderr, flush=True)
 
 
 def _reason(error: click.UsageError) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from meshard.cli.errors import CommandError
+from meshard.errors import visible
 from meshard.plan.file.files import write_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import (
@@ -33,7 +34,8 @@ as_json = click.option(
 
 
 def print_text(text: str, *, title: str = "") -> None:
-    """Print a text as it is, below a title that is bold on a terminal."""
+    """Print lines of text without colours, below a title that is bold on a terminal."""
+    title, text = visible(title), visible(text, lines=True)
     if title and has_colors():
         title = click.style(title, bold=True)
     _write("\n".join([title] * bool(title) + [text]))
@@ -86,13 +88,13 @@ def save(path: Path, text: str) -> None:
         write_text(path, text, "save")
     except OSError as error:
         raise CommandError(f"{path} cannot be written: {error.strerror or error}") from error
-    click.echo(f"wrote {path}", err=True)
+    click.echo(visible(f"wrote {path}"), err=True)
 
 
 def warn(lines: Iterable[str]) -> None:
     """Print remarks on standard error."""
     for line in lines:
-        click.echo(line, err=True)
+        click.echo(visible(line), err=True)
 
 
 def _write(text: str) -> None:

@@ -10,6 +10,7 @@ from meshard.cli.arguments import Command
 from meshard.cli.errors import DAMAGED, DONE
 from meshard.cli.main import Group
 from meshard.cli.output import as_json, print_json, print_table, print_text
+from meshard.errors import visible
 
 _HELP = "List the checkpoints of a run, and remove what killed saves have left."
 _LIST = """\
@@ -64,7 +65,7 @@ def list_(path: Path, as_json: bool) -> int:
     if rows:
         print_table(Table(("step", "tensors", "bytes", ""), rows, ">>>~", notes))
     else:
-        print_text("\n".join([f"{path} has no complete step", *notes]))
+        print_text("\n".join(map(visible, [f"{path} has no complete step", *notes])))
     return DAMAGED if damaged else DONE
 
 
@@ -96,4 +97,4 @@ def clean_(path: Path, force: bool, dry_run: bool, as_json: bool) -> None:
         print_json({"path": str(path), "removed": not dry_run, "left": left})
         return
     word = "would remove" if dry_run else "removed"
-    print_text("\n".join(f"{word} {name}" for name in left) or "nothing was left behind")
+    print_text("\n".join(visible(f"{word} {name}") for name in left) or "nothing was left behind")

@@ -11,6 +11,7 @@ import click
 
 from meshard.cli.arguments import Command, positive
 from meshard.cli.output import as_json, print_json, print_table, print_text
+from meshard.errors import visible
 from meshard.runtime.types import dtype_name
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def command(
         return
     _print(found, rows, len(rows) if limit is None else limit)
     if found.values and not patterns:
-        told = ", ".join(f"{name} = {value!r}" for name, value in found.values.items())
+        told = ", ".join(f"{visible(name)} = {value!r}" for name, value in found.values.items())
         print_text(f"\n{told}")
 
 

@@ -10,7 +10,7 @@ import click
 from meshard.cli.arguments import Command
 from meshard.cli.errors import DAMAGED, DONE, FAILED
 from meshard.cli.output import as_json, print_json, print_text, warn
-from meshard.errors import CorruptFileError, MissingFileError
+from meshard.errors import CorruptFileError, MissingFileError, visible
 from meshard.plan.show.progress import adding, telling
 
 if TYPE_CHECKING:
@@ -106,4 +106,4 @@ def _tell(path: Path, checked: int, damage: Sequence[str], unchecked: Sequence[s
         have = "has" if count == 1 else "have"
         warn([f"meshard verify: {names} {have} no checksums; a change would not be noticed"])
     else:
-        print_text(f"{path}: {bytes_text(checked)}, all as they were written")
+        print_text(f"{visible(str(path))}: {bytes_text(checked)}, all as they were written")

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from meshard.errors import visible
 from meshard.plan.show.page import Markup, element, wide
 from meshard.plan.show.terminal import WIDTH as WIDTH
 from meshard.plan.show.terminal import line_width
@@ -56,6 +57,13 @@ class Table:
     notes: Sequence[str] = ()
     marked: int = 0
     spare: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Escape what must not reach a terminal: cells and notes hold names from files."""
+        rows = [tuple(map(visible, row)) for row in self.rows]
+        object.__setattr__(self, "head", tuple(map(visible, self.head)))
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "notes", list(map(visible, self.notes)))
 
     @property
     def widths(self) -> list[int]:

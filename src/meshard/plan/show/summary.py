@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
+from meshard.errors import visible
 from meshard.plan.show.page import Markup, element
 from meshard.plan.show.pictured import Pictured
 from meshard.plan.show.report import FIT, Table
@@ -47,6 +48,10 @@ class Summary:
     facts: Sequence[Fact] = ()
     tables: Sequence[Table] = ()
     more: Sequence[Summary] = ()
+
+    def __post_init__(self) -> None:
+        """Escape what must not reach a terminal: a title may have the name of a file."""
+        object.__setattr__(self, "title", visible(self.title))
 
     def text(self, width: int = FIT) -> str:
         """Return all of it, as wide as a terminal if no width is given."""

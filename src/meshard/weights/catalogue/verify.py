@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from meshard.algebra.box import Box
-from meshard.errors import CheckpointError
+from meshard.errors import CheckpointError, visible
 from meshard.runtime.lines.letters import sent
 from meshard.runtime.types import Block
 from meshard.tuning import READ_BUFFER
@@ -43,7 +43,7 @@ class Damage:
 
     def __str__(self) -> str:
         where = "" if self.tensor is None else f"tensor {self.tensor!r}, box {self.box}: "
-        return f"{self.file}: {where}{self.reason}"
+        return visible(f"{self.file}: {where}{self.reason}")
 
 
 def checked_bytes(catalogue: Catalogue) -> int:

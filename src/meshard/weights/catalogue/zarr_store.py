@@ -31,7 +31,7 @@ from meshard.errors import CheckpointError, CorruptFileError, DtypeError, FileIn
 from meshard.plan.file.files import write_bytes
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block, dtype_name
-from meshard.tuning import ZARR_CHUNK
+from meshard.tuning import MOST_CHUNK_BOXES, ZARR_CHUNK
 from meshard.weights.catalogue.chunks import GZIP, grid_boxes, grid_steps, inflated, needed
 from meshard.weights.catalogue.raw import OpenFile, box_shape, check_inside, file_error
 from meshard.weights.catalogue.raw_writer import exchange_names, partial_name, sync_folder
@@ -227,6 +227,9 @@ def _stored(path: str, name: str, one: Any) -> Stored:
     if 0 in shape:
         return Stored(name, shape, dtype, ())
     unit = one.shards or one.chunks
+    _check_count(
+        path, name, math.prod([-(-n // max(c, 1)) for n, c in zip(shape, unit, strict=True)])
+    )
     steps = grid_steps(shape, unit)
     pieces = []
     for box in grid_boxes(shape, steps):
@@ -235,6 +238,25 @@ def _stored(path: str, name: str, one: Any) -> Stored:
     return Stored(name, shape, dtype, tuple(pieces))
 
 
+def _check_count(path: str, name: str, count: int) -> None:
+    """Refuse an array of very many chunks of which nearly none has a file.
+
+    Chunks without one have all elements alike; a few bytes of metadata can name any number of them.
+    """
+    if count <= MOST_CHUNK_BOXES:
+        return
+    found = 0
+    for _, _, names in os.walk(os.path.join(path, name)):
+        found += len(names)
+        if found * _MOST_SPARSE >= count:
+            return
+    raise CheckpointError(
+        f"{path}: array {name!r:.200} has {count:,} chunks, of which {found:,} have files. At most "
+        f"{_MOST_SPARSE:,} times as many chunks as files are read."
+    )
+
+
+_MOST_SPARSE = 64
 _SMALL = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in dir(ml_dtypes)

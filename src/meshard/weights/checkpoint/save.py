@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from meshard.algebra.arguments import count_of, flag_of, number_of, path_of
-from meshard.errors import (
-    ArgumentError,
-)
+from meshard.errors import ArgumentError, visible
 from meshard.plan.figures.window import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import meet
@@ -203,7 +201,7 @@ class SaveHandle:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         if self._thread.is_alive():
-            raise TimeoutError(f"the save to {self.path} takes longer than {timeout:g} s.")
+            raise TimeoutError(visible(f"the save to {self.path} takes longer than {timeout:g} s."))
         self._asked = True
         if self in _pending:
             _pending.remove(self)
@@ -246,4 +244,5 @@ def _finish() -> None:
         handle._hurry.set()
         handle._thread.join()
         if handle._error is not None and not handle._asked:
-            print(f"meshard: the save to {handle.path} failed: {handle._error}", file=sys.stderr)
+            told = visible(f"the save to {handle.path} failed: {handle._error}")
+            print(f"meshard: {told}", file=sys.stderr)

@@ -74,6 +74,8 @@ def unpickled(data: bytes, known: Mapping[Name, Any], path: str) -> Any:
     """
     try:
         return _Reading(data, known, path).result()
+    except CheckpointError:
+        raise
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise CorruptFileError(
             f"{path}: its pickle is damaged: {type(error).__name__}: {error}"
@@ -201,8 +203,8 @@ class _Reading:
             raise TypeError("a name is not a text")
         if (module, name) not in self.known:
             raise CheckpointError(
-                f"{self.path}: its pickle names {module}.{name}, which is not one of the classes "
-                f"that describe tensors. {ADVICE}"
+                f"{self.path}: its pickle names {module:.100}.{name:.100}, which is not one of the "
+                f"classes that describe tensors. {ADVICE}"
             )
         found = self.known[module, name]
         self.stack.append(_Made(name) if found is RECORD else found)

@@ -200,6 +200,8 @@ def read_manifest(text: str, path: str, sizes: Sizes | None = None) -> Manifest:
         if room is not None:
             room.check(groups, piece_bytes)
         entries = [entry for group in groups for entry in group.entries()]
+        if len({entry.name for entry in entries}) < len(entries):
+            raise ValueError("two tensors have the same name")
         tied = {as_text(k): as_text(v) for k, v in as_mapping(form["tied"]).items()}
         saver = _saver(form["saver"]) if "saver" in form else None
         return Manifest(tuple(entries), form["tree"], tied, folder, files, piece_bytes, saver)

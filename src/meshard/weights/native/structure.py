@@ -215,11 +215,25 @@ def _key(key: Any) -> Any:
     raise CorruptFileError(f"the structure of the tree is malformed: {shown(key)} is a key.")
 
 
+def _pair(given: Any) -> tuple[Any, Any]:
+    if isinstance(given, list) and len(given) == 2:
+        return given[0], given[1]
+    raise CorruptFileError(f"the structure of the tree is malformed: {shown(given)} is a pair.")
+
+
+def _check_depth(path: tuple[str | int, ...]) -> None:
+    if len(path) > _DEEPEST:
+        raise CorruptFileError(
+            f"the structure of the tree is malformed: it has more than {_DEEPEST} levels."
+        )
+
+
 def leaf_values(structure: Any) -> Mapping[str, Any]:
     """Return the values of a structure that are not arrays, by the path to each."""
     found: dict[str, Any] = {}
 
     def visit(node: Any, path: tuple[str, ...]) -> None:
+        _check_depth(path)
         match node:
             case {"value": value}:
                 found[".".join(path)] = value
@@ -227,7 +241,7 @@ def leaf_values(structure: Any) -> Mapping[str, Any]:
                 for key, child in parts.items():
                     visit(child, (*path, str(key)))
             case {"pairs": [*pairs]} | {"ordered": [*pairs]}:
-                for key, child in pairs:
+                for key, child in map(_pair, pairs):
                     visit(child, (*path, str(key)))
             case {"list": [*nodes]} | {"tuple": [*nodes]}:
                 for k, child in enumerate(nodes):
@@ -245,6 +259,7 @@ def leaf_paths(structure: Any) -> dict[str, tuple[str | int, ...]]:
     found: dict[str, tuple[str | int, ...]] = {}
 
     def visit(node: Any, path: tuple[str | int, ...]) -> None:
+        _check_depth(path)
         match node:
             case str():
                 found[node] = path or (node,)
@@ -252,7 +267,7 @@ def leaf_paths(structure: Any) -> dict[str, tuple[str | int, ...]]:
                 for key, child in parts.items():
                     visit(child, (*path, str(key)))
             case {"pairs": [*pairs]} | {"ordered": [*pairs]}:
-                for key, child in pairs:
+                for key, child in map(_pair, pairs):
                     visit(child, (*path, str(key)))
             case {"list": [*nodes]} | {"tuple": [*nodes]}:
                 for k, child in enumerate(nodes):
