@@ -241,15 +241,20 @@ Ticks = Sequence[tuple[float, str]]
 """Places along an edge, with a text each."""
 
 
-def thinned(ticks: Ticks, room: float) -> Ticks:
-    """Return the first tick, the last, and of those between as many as have this room.
+def thinned(ticks: Ticks, room: float, end: float = 0.0) -> Ticks:
+    """Return the first tick, the last, and of those between as many as have room.
+
+    Args:
+        ticks: the ticks, in order.
+        room: what each takes, half of it on either side.
+        end: what the last takes before it, if that is more.
 
     >>> thinned([(0, "0"), (4, "1"), (9, "2"), (14, "3"), (20, "4")], 5)
-    [(0, '0'), (9, '2'), (20, '4')]
+    [(0, '0'), (9, '2'), (14, '3'), (20, '4')]
     """
     found = [*ticks[:1]]
     for tick in ticks[1:-1]:
-        if found[-1][0] + room <= tick[0] <= ticks[-1][0] - 1.5 * room:  # whose text ends there
+        if found[-1][0] + room <= tick[0] <= ticks[-1][0] - max(room, end):
             found.append(tick)
     return [*found, *ticks[1:][-1:]]
 
@@ -316,11 +321,11 @@ class Panel:
             x, y = 8 - self.left, self.height / 2
             name = f"\u2190 {self.names[-2]}"
             yield centred(x, y, name, "middle", transform=upright(x, y))
-        letters = max((len(text) for _, text in self.columns), default=0)
-        for x, text in thinned(self.columns, LETTER * SIZE * letters + 4):
+        room = LETTER * SIZE * max((len(text) for _, text in self.columns), default=0) + 4
+        for x, text in thinned(self.columns, room, 1.5 * room):
             anchor = "start" if x == 0 else "end" if x == self.width else "middle"
             yield centred(x, -8, text, anchor)
-        for y, text in thinned(self.rows, SIZE + 1):
+        for y, text in thinned(self.rows, SIZE + 2):
             yield centred(-6, y, text, "end", self.ink)
         yield from self.parts
 
@@ -356,14 +361,16 @@ class Sheet:
         for text in texts:
             self._line(text)
 
-    def legend(self, entries: Iterable[tuple[str, str]]) -> None:
-        """Add colours and what each means, in as many lines as that takes."""
+    def legend(self, entries: Iterable[tuple[str | float, str]]) -> None:
+        """Add what each colour means, or each share of the most, in as many lines as that takes."""
         room, x = max(self._width, LEGEND), 0.0
         for number, (color, text) in enumerate(entries):
             own = 15 + LETTER * SIZE * len(text)
             if not number or x + own > room:
                 x, self._top = 0.0, self._top + LINE
-            self._parts.append(rect(MARGIN + x, self._top - 13, 10, 10, color))
+            place = MARGIN + x, self._top - 13, 10, 10
+            mark = rect(*place, color) if isinstance(color, str) else heat([(place, color, "")])
+            self._parts.append(mark)
             self._parts.append(label(MARGIN + x + 15, self._top - 4, text))
             x += own + 12
             self._width = max(self._width, x - 12)

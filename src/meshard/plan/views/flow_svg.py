@@ -14,8 +14,8 @@ import numpy as np
 
 from meshard.plan.captions import PALETTE, bytes_text, size_text
 from meshard.plan.figures.flow import Flow
-from meshard.plan.show.page import LIGHT, Markup, element, number_text
-from meshard.plan.show.svg import centred, picture, rect, upright
+from meshard.plan.show.page import Markup, element, number_text
+from meshard.plan.show.svg import Panel, Place, Sheet, centred, heat, picture, rect
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 MOST_BANDS = 32  # devices on either side, up to which every band is drawn
-CELL, LEFT, TOP, BAR = 12.0, 98.0, 64.0, 64.0  # of the map: a row, the margins, the longest bar
+CELL, BAR = 12.0, 64.0  # of the map: a row, and the longest bar
 SEEN = CELL - 0.8  # of a row, so that equal neighbours stay apart
-BAND_WIDTH, ROW, BLOCK = 380.0, 26.0, 104.0
+_FRAME = "fill:none;stroke:var(--meshard-ink);stroke-width:1.5"
+BAND_WIDTH, ROW, BLOCK, TOP = 380.0, 26.0, 104.0, 32.0
 
 
 def flow_svg(flow: Flow, *, marked: str = "") -> Markup:
@@ -122,7 +123,7 @@ def _bands(flow: Flow, marked: str) -> Markup:
     rows = max(len(sent), len(received), 1)
     end = BLOCK + BAND_WIDTH
     left, right = (
-        [TOP / 2 + (n + 0.5 + (rows - len(side)) / 2) * ROW for n in range(len(side))]
+        [TOP + (n + 0.5 + (rows - len(side)) / 2) * ROW for n in range(len(side))]
         for side in (sent, received)
     )
     scale = (ROW - 8) / max([1.0, *sent.tolist(), *received.tolist()])
@@ -146,77 +147,55 @@ def _bands(flow: Flow, marked: str) -> Markup:
             ink = "ink" if name == marked else "faint"
             parts.append(centred(at, y, name, anchor, ink, font_weight=weight))
     told_all = f"bytes from each {flow.unit} on the left to each on the right"
-    return picture(BAND_WIDTH + 2 * BLOCK, TOP / 2 + rows * ROW + 14, told_all, parts)
+    return picture(BAND_WIDTH + 2 * BLOCK, TOP + rows * ROW + 14, told_all, parts)
 
 
 def _heat(flow: Flow, marked: str) -> Markup:
     """Return a map with a row for each sender and a column for each receiver, or groups of them."""
     rows, columns = flow.amounts.shape
-    right, bottom = LEFT + columns * CELL, TOP + rows * CELL
-    most = float(flow.amounts.max(initial=0))
-    told = f"bytes from each {flow.unit} (row) to each (column)"
-    parts = [
-        centred(LEFT, 14, f"to {flow.unit} \u2192", color="ink"),
-        centred(8, TOP - 12, f"from {flow.unit} \u2193", color="ink"),
-        rect(LEFT, TOP, columns * CELL, rows * CELL, "outline"),
-    ]
-    every = max(1, -(-max(rows, columns) // 16))
-    for i in range(0, rows, every):
-        y = TOP + (i + 0.5) * CELL
-        parts.append(centred(LEFT - 6, y, str(flow.senders[i][0]), "end"))
-    for j in range(0, columns, every):
-        x, y = LEFT + (j + 0.5) * CELL, TOP - 6
-        parts.append(centred(x, y, str(flow.receivers[j][0]), transform=upright(x, y)))
-    parts.append(_cells(flow, most))
-    parts += _sums(flow, right, bottom)
-    parts += _frame(flow, marked)
-    legend = right + BAR + 24
-    for step, share in enumerate((1.0, 0.5, 0.0)):
-        y = TOP + step * 18
-        parts.append(rect(legend, y, CELL, CELL, "hot", fill_opacity=_shade(share, 1.0)))
-        parts.append(centred(legend + 18, y + CELL / 2, size_text(round(most * share))))
-    grouped = any(a != b for a, b in (*flow.senders, *flow.receivers))
-    notes = [f"neighbouring {flow.unit}s stand together"] * grouped
-    notes += ["estimated from some of the receivers"] * flow.estimated
-    foot = bottom + BAR + 12
-    if notes:
-        parts.append(centred(8, foot, "; ".join(notes)))
-        foot += 18
-    return picture(max(legend + 90, 360), max(foot, TOP + 60), told, parts)
-
-
-def _cells(flow: Flow, most: float) -> Markup:
-    """Return the cells of the map, which have their colour from their group."""
+    width, height = columns * CELL, rows * CELL
+    most, middles = (
+        float(flow.amounts.max(initial=0)),
+        [(n + 0.5) * CELL for n in range(max(rows, columns))],
+    )
     cells = [
-        element(
-            "rect",
-            element("title", text),
-            x=LEFT + j * CELL,
-            y=TOP + i * CELL,
-            width=SEEN,
-            height=SEEN,
-            fill_opacity=_shade(amount, most),
-        )
+        ((j * CELL, i * CELL, SEEN, SEEN), amount / most, text)
         for i, j, amount, text in _moving(flow)
     ]
-    return element("g", *cells, class_="meshard-hot", fill=LIGHT["hot"])
-
-
-def _shade(amount: float, most: float) -> float:
-    return 0.08 + 0.92 * amount / most if most else 0.08
+    panel = Panel(
+        [
+            rect(0, 0, width, height, "outline"),
+            heat(cells),
+            *_sums(flow, width, height),
+            *_frame(flow, marked),
+        ],
+        width,
+        height,
+        names=(f"from {flow.unit}", f"to {flow.unit}"),
+        rows=[(y, str(first)) for y, (first, _) in zip(middles, flow.senders, strict=False)],
+        columns=[(x, str(first)) for x, (first, _) in zip(middles, flow.receivers, strict=False)],
+        right=BAR + 4,
+        below=BAR + 4,
+    )
+    sheet = Sheet()
+    sheet.panels([panel])
+    sheet.legend([(share, size_text(round(most * share))) for share in (0.0, 0.5, 1.0)])
+    grouped = any(a != b for a, b in (*flow.senders, *flow.receivers))
+    sheet.notes([f"neighbouring {flow.unit}s stand together"] * grouped)
+    sheet.notes(["estimated from some of the receivers"] * flow.estimated)
+    return sheet.picture(f"bytes from each {flow.unit} (row) to each (column)")
 
 
 def _sums(flow: Flow, right: float, bottom: float) -> Iterator[Markup]:
     """Yield what each row sends, and each column receives, as bars beside the map."""
-    sent, received = flow.amounts.sum(axis=1), flow.amounts.sum(axis=0)
-    for n, (total, span) in enumerate(zip(sent.tolist(), flow.senders, strict=True)):
-        long = BAR * total / max(float(sent.max()), 1.0)
-        told = f"{flow.unit} {_ids(span)} sends {bytes_text(round(total))}"
-        yield rect(right + 4, TOP + n * CELL + 2, long, CELL - 4, "faint", told)
-    for n, (total, span) in enumerate(zip(received.tolist(), flow.receivers, strict=True)):
-        long = BAR * total / max(float(received.max()), 1.0)
-        told = f"{flow.unit} {_ids(span)} receives {bytes_text(round(total))}"
-        yield rect(LEFT + n * CELL + 2, bottom + 4, CELL - 4, long, "faint", told)
+    for way, spans, axis in (("sends", flow.senders, 1), ("receives", flow.receivers, 0)):
+        sums = flow.amounts.sum(axis=axis)
+        for n, (total, span) in enumerate(zip(sums.tolist(), spans, strict=True)):
+            long, at = BAR * total / max(float(sums.max()), 1.0), n * CELL + 2
+            told = f"{flow.unit} {_ids(span)} {way} {bytes_text(round(total))}"
+            across: Place = (right + 4, at, long, CELL - 4)
+            down: Place = (at, bottom + 4, CELL - 4, long)
+            yield rect(*(across if axis else down), "faint", told)
 
 
 def _frame(flow: Flow, marked: str) -> Iterator[Markup]:
@@ -227,12 +206,7 @@ def _frame(flow: Flow, marked: str) -> Iterator[Markup]:
     rows, columns = flow.amounts.shape
     for n, (first, last) in enumerate(flow.senders):
         if first <= int(number) <= last and flow.amounts[n].sum() >= flow.amounts.sum(axis=1).max():
-            yield _outlined(LEFT, TOP + n * CELL, columns * CELL, CELL, marked)
+            yield rect(0, n * CELL, columns * CELL, CELL, "outline", marked, style=_FRAME)
     for n, (first, last) in enumerate(flow.receivers):
         if first <= int(number) <= last and flow.amounts[:, n].sum() > 0:
-            yield _outlined(LEFT + n * CELL, TOP, CELL, rows * CELL, marked)
-
-
-def _outlined(x: float, y: float, width: float, height: float, told: str) -> Markup:
-    style = "fill:none;stroke:var(--meshard-ink);stroke-width:1.5"
-    return rect(x, y, width, height, "outline", told, style=style, pointer_events="none")
+            yield rect(n * CELL, 0, CELL, rows * CELL, "outline", marked, style=_FRAME)
