@@ -34,15 +34,14 @@ from meshard.plan.show.page import Markup, wide
 from meshard.plan.show.report import Table
 from meshard.plan.show.svg import (
     SMALLEST,
-    Grid,
     Panel,
     Place,
     Sheet,
+    evenly,
     fit,
     gap,
     lettered,
     rect,
-    steps,
 )
 
 MOST_DEVICES = 64  # of a mesh that is drawn whole
@@ -153,7 +152,7 @@ def _grids(mesh: Mesh) -> list[tuple[str, _Cells]]:
 def _panel(mesh: Mesh, heading: str, cells: _Cells) -> Panel:
     """Return a grid's cells, with the places along the axes at its edges."""
     width, height = CELL * len(cells[0]), HIGH * len(cells)
-    grid = Grid(steps([1] * len(cells[0]), width), steps([1] * len(cells), height))
+    grid = evenly(len(cells[0]), len(cells), CELL, HIGH)
     parts: list[Markup] = []
     rows, columns = {}, {}
     for r, row in enumerate(cells):

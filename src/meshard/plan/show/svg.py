@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import final
 
 from meshard.plan.captions import ink
@@ -168,6 +168,15 @@ class Grid:
         return seams("".join(lines), width, **more)
 
 
+def evenly(columns: int, rows: int, width: float, height: float) -> Grid:
+    """Return the borders of cells that all have this width and height."""
+    xs, ys = (
+        tuple([n * size for n in range(count + 1)])
+        for count, size in ((columns, width), (rows, height))
+    )
+    return Grid(xs, ys)
+
+
 def fit(place: Place, letters: int) -> tuple[float, bool]:
     """Return the size at which so many letters fit into a cell, and whether they are upright.
 
@@ -239,6 +248,11 @@ def seams(path: str, width: float, **more: Value) -> Markup:
 
 Ticks = Sequence[tuple[float, str]]
 """Places along an edge, with a text each."""
+
+
+def between(borders: Sequence[float], texts: Sequence[str]) -> Ticks:
+    """Return texts in the middle between borders."""
+    return [((a + b) / 2, text) for (a, b), text in zip(pairwise(borders), texts, strict=True)]
 
 
 def thinned(ticks: Ticks, room: float, end: float = 0.0) -> Ticks:

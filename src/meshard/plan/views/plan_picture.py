@@ -7,14 +7,12 @@ its holders. Of many arrays the largest group is drawn, and of many devices neig
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from meshard.plan.captions import (
-    PALETTE,
-    bytes_text,
     count_text,
     device_label,
     time_text,
@@ -38,7 +36,7 @@ from meshard.plan.show.svg import (
     rect,
     steps,
 )
-from meshard.plan.views.flow_svg import Bands, band, banded
+from meshard.plan.views.flow_svg import Span, banded, colors_of, ids_text
 from meshard.plan.views.words import (
     array_text,
     device_word,
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-MARGIN, GAP, BLOCK = 18.0, 12.0, 8.0
+MARGIN, GAP = 18.0, 12.0
 PANEL, FLOW, TOP, FOOT = 208.0, 230.0, 84.0, 44.0
 MOST_ROWS, MOST_HOPS = 16, 3  # devices, or groups of them, on each side; hops that are drawn
 _ELEMENTS = 16  # along a dim, up to which each element is outlined
@@ -65,8 +63,6 @@ _SHEETS, _BEHIND = 3, 9.0  # slabs that are drawn behind each other, and how far
 _STRIPES = 8  # holders of a block, up to which each has its stripe
 _SEAM = "stroke:var(--meshard-card);stroke-width:2"
 _BLOCKS = 8  # blocks along a dim; of more, those in between are left out
-
-Span = tuple[int, int]
 
 
 def plan_picture(plan: PlanFigures) -> Markup:
@@ -85,7 +81,7 @@ def plan_picture(plan: PlanFigures) -> Markup:
     ]
     rows = max(len(side) for flow in flows for side in (flow.senders, flow.receivers))
     high = max(PANEL, rows * (28.0 if rows <= 8 else 17.0))
-    colors = _colors(flows)
+    colors = colors_of(flows)
     before = _Tiling(leaf.source, flows[0].senders, colors, places)
     after = _Tiling(leaf.destination, flows[-1].receivers, colors, places)
     x, middle = MARGIN, TOP + high / 2
@@ -99,8 +95,12 @@ def plan_picture(plan: PlanFigures) -> Markup:
         names = [_names_width(side) for side in (flow.senders, flow.receivers)]
         x += names[0]
         parts += _title(x + FLOW / 2, *_flow_title(plan, number, stage))
-        headed = ["end"] * (stage == 0) + ["start"] * (stage == len(flows) - 1)
-        parts += _flow(flow, _stays(plan, stage, flow, places), colors, (x, high), headed)
+        stays = _stays(plan, stage, flow, places)
+        parts += banded(flow, colors, (x, TOP, FLOW, high), stays)
+        if stage == 0:
+            parts.append(centred(x - 5, TOP - 10, flow.unit, "end", font_size=10))
+        if stage == len(flows) - 1:
+            parts.append(centred(x + FLOW + 5, TOP - 10, flow.unit, font_size=10))
         x += FLOW + names[1] + GAP
     parts += [*_title(x + PANEL / 2, *ends[1]), *after.drawn(x, middle)]
     right, bottom = x + PANEL + MARGIN, TOP + high + FOOT
@@ -160,12 +160,6 @@ def _foot(plan: PlanFigures, number: int, hidden: int, most: int) -> str:
 # the flow
 
 
-def _colors(flows: Sequence[Flow]) -> Mapping[Span, str]:
-    """Return the colour of each device, or group of neighbours."""
-    spans = sorted({span for flow in flows for span in (*flow.senders, *flow.receivers)})
-    return {span: PALETTE[n % len(PALETTE)] for n, span in enumerate(spans)}
-
-
 def _stays(plan: PlanFigures, stage: int, flow: Flow, places: Places) -> Floats:
     """Return the bytes that stay where they are in one hop, from each row to each column."""
     found = np.zeros(flow.amounts.shape)
@@ -181,61 +175,8 @@ def _stays(plan: PlanFigures, stage: int, flow: Flow, places: Places) -> Floats:
     return found
 
 
-def _flow(
-    flow: Flow,
-    stays: Floats,
-    colors: Mapping[Span, str],
-    where: tuple[float, float],
-    headed: Collection[str],
-) -> Iterator[Markup]:
-    """Yield the bands of one hop, and the devices on both sides.
-
-    Args:
-        flow: what moves.
-        stays: what stays.
-        colors: the colours of the devices.
-        where: the left edge, and the height.
-        headed: at which sides the devices have a title: ``"end"`` for the left, ``"start"``.
-    """
-    (x, high), layers = where, (stays, flow.amounts)
-    sums = [
-        (layers[0] + layers[1]).sum(axis=1).tolist(),
-        (layers[0] + layers[1]).sum(axis=0).tolist(),
-    ]
-    left, right = ([TOP + (n + 0.5) * high / len(side) for n in range(len(side))] for side in sums)
-    room = high / max(map(len, sums)) - 4
-    scale = room / max(1.0, *sums[0], *sums[1])
-    start, end = x + BLOCK, x + FLOW - BLOCK
-    bands = Bands(left, right, scale, (start, end))
-    drawn: tuple[list[Markup], list[Markup]] = ([], [])
-    for one in bands.drawn(layers, [colors[span] for span in flow.senders]):
-        amount = bytes_text(round(float(layers[one.layer][one.sender, one.receiver])))
-        sender, receiver = _ids(flow.senders[one.sender]), _ids(flow.receivers[one.receiver])
-        told = f"{sender} to {receiver}" if one.layer else f"{receiver} keeps"
-        between = ": " if one.layer else " "
-        drawn[one.layer].append(band(one.shape, f"{flow.unit} {told}{between}{amount}"))
-    yield banded(drawn[0], 0.3)
-    yield banded(drawn[1], 0.8)
-    size = 12 if room > 12 else 10
-    for ys, total, spans, at, text, anchor in (
-        (left, sums[0], flow.senders, start - BLOCK, start - BLOCK - 5, "end"),
-        (right, sums[1], flow.receivers, end, end + BLOCK + 5, "start"),
-    ):
-        if anchor in headed:
-            yield centred(text, TOP - 10, flow.unit, anchor, font_size=10)
-        for y, amount, span in zip(ys, total, spans, strict=True):
-            tall = max(amount * scale, 2.0)
-            told = f"{flow.unit} {_ids(span)}: {bytes_text(round(amount))}"
-            yield rect(at, y - tall / 2, BLOCK, tall, colors[span], told, rx=1.5)
-            yield centred(text, y, _ids(span), anchor, font_size=size)
-
-
 def _names_width(side: Sequence[Span]) -> float:
-    return 8 + 7.0 * max([len(_ids(span)) for span in side], default=0)
-
-
-def _ids(span: Span) -> str:
-    return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
+    return 8 + 7.0 * max([len(ids_text(span)) for span in side], default=0)
 
 
 # the blocks

@@ -25,10 +25,11 @@ from meshard.plan.show.report import Table
 from meshard.plan.show.svg import (
     LETTER,
     SIZE,
-    Grid,
     Panel,
     Sheet,
+    between,
     centred,
+    evenly,
     heat,
     rect,
     steps,
@@ -144,7 +145,7 @@ def _heat_map(
     """Return a row for each line, whose cells are the stronger the nearer they are to its scale."""
     cell = min(38.0, max(16.0, 420 / len(groups)))
     width, height = cell * len(groups), _HIGH * len(rows)
-    grid = Grid(steps([1] * len(groups), width), steps([1] * len(rows), height))
+    grid = evenly(len(groups), len(rows), cell, _HIGH)
     ids = [str(g[0]) if len(g) == 1 else f"{g[0]} to {g[-1]}" for g in groups]
     cells = [
         (
@@ -156,16 +157,15 @@ def _heat_map(
         for c, amount in enumerate(own)
         if amount
     ]
-    middles = [y + _HIGH / 2 for y in grid.ys[:-1]]
     texts = [f"{size_text(sum(own))}  {row.does}" for row, own in zip(rows, amounts, strict=True)]
-    beside = [centred(width + 8, y, text) for y, text in zip(middles, texts, strict=True)]
+    beside = [centred(width + 8, y, text) for y, text in between(grid.ys, texts)]
     return Panel(
         [rect(0, 0, width, height, "gap"), heat(cells), grid.lines(), *beside],
         width,
         height,
         names=("device",),
-        rows=[(y, row.name) for y, row in zip(middles, rows, strict=True)],
-        columns=[(x + cell / 2, str(group[0])) for x, group in zip(grid.xs, groups, strict=False)],
+        rows=between(grid.ys, [row.name for row in rows]),
+        columns=between(grid.xs, [str(group[0]) for group in groups]),
         ink="ink",
         right=8 + LETTER * SIZE * max(map(len, texts)),
     )
