@@ -513,8 +513,8 @@ def test_areas_of_svg_are_proportional_to_elements(layout: Layout) -> None:
     drawing = draw_layout(layout, max_slabs=36)
     root = ElementTree.fromstring(drawing_svg(layout))
     groups = [g for g in root.findall("s:g", NAMESPACE) if "transform" in g.attrib]
-    assert len(groups) == len(drawing.slabs)
-    for group, slab in zip(groups, drawing.slabs, strict=True):
+    assert len(groups) == max(1, len(drawing.slabs))  # of no elements there is a box that says so
+    for group, slab in zip(groups, drawing.slabs, strict=bool(drawing.slabs)):
         drawn: Counter[int] = Counter()
         for one in group.iterfind(".//s:rect[@data-area]", NAMESPACE):
             drawn[int(one.get("data-area", ""))] += float(one.get("width", "")) * float(

@@ -17,7 +17,7 @@ from meshard.debug import Ledger, Profile
 from meshard.plan.captions import PALETTE, ink
 from meshard.plan.show.page import DARK, LIGHT, SHEET
 from meshard.plan.show.record import Record
-from meshard.runtime.watching.profile_svg import Lane, lanes_svg
+from meshard.runtime.watching.run_pictures import Lane, lanes_svg
 from meshard.runtime.watching.trace_file import Event
 from meshard.sharding import NamedSharding, P
 

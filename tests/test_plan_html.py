@@ -19,10 +19,10 @@ from meshard.plan.hops.route import Route
 from meshard.plan.plan import Plan
 from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import SHEET
-from meshard.plan.views.facts import facts_of
 from meshard.plan.views.flow_svg import flow_svg
 from meshard.plan.views.plan_page import schematic
 from meshard.plan.views.plan_text import arrays_table, plan_table
+from meshard.plan.views.words import facts_of
 from meshard.sharding import Mesh, NamedSharding
 from meshard.sharding import PartitionSpec as P
 from meshard.testing import virtual_devices
@@ -342,10 +342,12 @@ def test_a_page_counts_no_flow_twice(monkeypatch):
 def inside(root):
     """Everything that is drawn lies inside the picture."""
     _, _, width, height = map(float, root.get("viewBox").split())
-    for r in root.iter(f"{SVG}rect"):
-        x, y, w, h = (float(r.get(k)) for k in ("x", "y", "width", "height"))
-        assert 0 <= x <= x + w <= width
-        assert 0 <= y <= y + h <= height
-    for t in root.iter(f"{SVG}text"):
-        assert 0 <= float(t.get("x")) <= width
-        assert 0 <= float(t.get("y")) <= height
+    moved = [g for g in root.findall(f"{SVG}g") if g.get("transform")]
+    for group in (root, *moved):
+        left, top = map(float, re.findall(r"[\d.]+", group.get("transform", "0 0")))
+        apart = {id(one) for g in moved for one in g.iter()} if group is root else ()
+        for one in group.iter():
+            if one.tag in (f"{SVG}rect", f"{SVG}text") and id(one) not in apart:
+                x, y, w, h = (float(one.get(k, 0)) for k in ("x", "y", "width", "height"))
+                assert 0 <= left + x <= left + x + w <= width
+                assert 0 <= top + y <= top + y + h <= height

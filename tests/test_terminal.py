@@ -17,7 +17,15 @@ import meshard
 from meshard.plan.show import terminal
 from meshard.plan.show.terminal import ASCII, has_colors, printable
 
-DRAWN = ("raster.py", "text.py", "svg.py", "page.py", "timeline.py", "terminal.py", "progress.py")
+DRAWN = (
+    "raster.py",
+    "text.py",
+    "svg.py",
+    "page.py",
+    "run_pictures.py",
+    "terminal.py",
+    "progress.py",
+)
 """How the names of files of drawings end, which know their stream, and of pages."""
 FOR_PAGES = ("svg", "html", "title", "parts", "markup", "drawing", "figure")
 

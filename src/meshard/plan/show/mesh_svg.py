@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import final
 
 import numpy as np
@@ -22,25 +23,32 @@ from meshard.plan.captions import (
     PALETTE,
     count_text,
     device_label,
-    ink,
     layout_summary,
     platform_of,
     process_summary,
     wrap,
 )
 from meshard.plan.show.drawing import kept
-from meshard.plan.show.layout_svg import LETTER, LINE, MARGIN, schematic
-from meshard.plan.show.page import Markup, element, number_text, wide
+from meshard.plan.show.layout_svg import schematic
+from meshard.plan.show.page import Markup, wide
 from meshard.plan.show.report import Table
-from meshard.plan.show.svg import centred, label, picture, rect, upright
+from meshard.plan.show.svg import (
+    SMALLEST,
+    Panel,
+    Place,
+    Sheet,
+    evenly,
+    fit,
+    gap,
+    lettered,
+    rect,
+)
 
 MOST_DEVICES = 64  # of a mesh that is drawn whole
 MOST_ALONG, FEW_ALONG = 16, 8  # cells along an axis; along an axis of a larger mesh
 MOST_SLABS_DRAWN, FEW_SLABS = 16, 4  # grids of the last two axes
 MOST_PROCESSES = 8  # in the legend
-CELL, HIGH, BETWEEN = 46.0, 32.0, 22.0
-WIDEST = 820.0
-LEGEND = 420.0  # the least width of the line of processes
+CELL, HIGH = 46.0, 32.0
 
 
 def shown_mesh(value: object) -> _MeshPicture | _NamedPicture | _ShardingPicture | _LayoutPicture:
@@ -82,53 +90,30 @@ class _MeshPicture:
         return self._drawing(wrap(lines, 96, between=" · "))
 
     def _drawing(self, title: Sequence[str]) -> Markup:
-        mesh = self._mesh
-        parts = [
-            label(MARGIN, MARGIN + LINE * n + 12, text, "ink", font_size=13, font_weight="700")
-            for n, text in enumerate(title)
-        ]
-        width = max((13 * LETTER * len(text) for text in title), default=0.0)
-        x, top, high = MARGIN, MARGIN + (LINE * len(title) + 8) * bool(title), 0.0
-        for heading, cells in _grids(mesh):
-            body, across, down = _grid(mesh, heading, cells)
-            if x > MARGIN and x + across > WIDEST:
-                x, top, high = MARGIN, top + high + BETWEEN, 0.0
-            move = f"translate({number_text(x)} {number_text(top)})"
-            parts.append(element("g", *body, transform=move))
-            x, high = x + across + BETWEEN, max(high, down)
-            width = max(width, x - BETWEEN - MARGIN)
-        top += high + 4
-        room = max(width, LEGEND)
-        x = math.inf
-        for color, text in self._notes():
-            own = 15 * bool(color) + 11 * LETTER * len(text)
-            if not color or x > MARGIN + room - own:
-                x, top = MARGIN, top + LINE
-            if color:
-                parts.append(rect(x, top - 9, 10, 10, color))
-            parts.append(label(x + 15 * bool(color), top, text))
-            width = max(width, x + own - MARGIN)
-            x = x + own + 8 if color else math.inf
-        told = f"{self._title()}; axes {', '.join(mesh.axis_names) or 'none'}"
-        return picture(width + 2 * MARGIN, top + MARGIN, told, parts)
+        sheet = Sheet(*title)
+        sheet.panels([_panel(self._mesh, *grid) for grid in _grids(self._mesh)])
+        sheet.legend(self._owners())
+        sheet.notes(self._notes())
+        return sheet.picture(f"{self._title()}; axes {', '.join(self._mesh.axis_names) or 'none'}")
 
-    def _notes(self) -> Iterator[tuple[str, str]]:
-        """Yield the notes below the grids, each with a colour or none."""
+    def _owners(self) -> Iterator[tuple[str, str]]:
+        """Yield the colour of each process, and what it is."""
         mesh = self._mesh
-        shown = sum(
-            place is not None for _, cells in _grids(mesh) for row in cells for place in row
-        )
-        if shown < mesh.size:
-            yield "", f"{shown:,} of {mesh.size:,} devices are shown"
-        if not mesh.is_multi_process:
-            return
         owned: dict[int, list[int]] = {}
         for d in mesh.flat_devices:
             owned.setdefault(d.process_index, []).append(d.id)
-        for process in mesh.processes[:MOST_PROCESSES]:
+        for process in mesh.processes[:MOST_PROCESSES] if mesh.is_multi_process else ():
             yield _color(mesh, process), f"process {process}: {device_label(owned[process])}"
-        if len(owned) > MOST_PROCESSES:
-            yield "", f"and {len(owned) - MOST_PROCESSES:,} more processes"
+
+    def _notes(self) -> Iterator[str]:
+        """Yield the notes below."""
+        mesh = self._mesh
+        cells = chain.from_iterable(row for _, rows in _grids(mesh) for row in rows)
+        shown = sum(place is not None for place in cells)
+        if len(mesh.processes) > MOST_PROCESSES:
+            yield f"and {len(mesh.processes) - MOST_PROCESSES:,} more processes"
+        if shown < mesh.size:
+            yield f"{shown:,} of {mesh.size:,} devices are shown"
 
 
 def _color(mesh: Mesh, process: int) -> str:
@@ -164,63 +149,50 @@ def _grids(mesh: Mesh) -> list[tuple[str, _Cells]]:
     return found
 
 
-def _grid(mesh: Mesh, heading: str, cells: _Cells) -> tuple[list[Markup], float, float]:
-    """Return a grid's elements, its width and its height."""
-    names = mesh.axis_names
-    left = 36.0 if len(names) > 1 else 0.0
-    above = LINE * (bool(heading) + 2 * bool(names))
+def _panel(mesh: Mesh, heading: str, cells: _Cells) -> Panel:
+    """Return a grid's cells, with the places along the axes at its edges."""
     width, height = CELL * len(cells[0]), HIGH * len(cells)
-    parts = [label(0, 12, heading, "ink", font_size=12)] if heading else []
-    if names:
-        middle = left + width / 2
-        parts.append(centred(middle, above - LINE - 7, f"{names[-1]} →", "middle"))
-    if len(names) > 1:
-        x, y = 8.0, above + height / 2
-        parts.append(centred(x, y, f"← {names[-2]}", "middle", transform=upright(x, y)))
+    grid = evenly(len(cells[0]), len(cells), CELL, HIGH)
+    parts: list[Markup] = []
+    rows, columns = {}, {}
     for r, row in enumerate(cells):
-        y = above + r * HIGH
-        known = next((place for place in row if place is not None), None)
-        if len(names) > 1 and known is not None:
-            parts.append(centred(left - 6, y + HIGH / 2, str(known[-2]), "end", font_size=10))
         for c, place in enumerate(row):
-            x = left + c * CELL
-            if r == 0 and names and place is not None:
-                parts.append(
-                    centred(x + CELL / 2, above - 8, str(place[-1]), "middle", font_size=10)
-                )
-            parts += _cell(mesh, place, x, y, "⋮" if known is None else "⋯")
-    return parts, left + width, above + height
+            x, y, wide, high = grid.place((r, r + 1), (c, c + 1))
+            inner = x + 1, y + 1, wide - 2, high - 2
+            parts += _cell(mesh, place, inner, down=row.count(None) == len(row))
+            if place:
+                rows[y + high / 2], columns[x + wide / 2] = str(place[-2:][0]), str(place[-1])
+    names = mesh.axis_names[-2:]
+    return Panel(
+        parts,
+        width,
+        height,
+        heading,
+        names,
+        rows=list(rows.items()) * (len(names) > 1),
+        columns=list(columns.items()) * bool(names),
+    )
 
 
 def _cell(
-    mesh: Mesh, place: tuple[int, ...] | None, x: float, y: float, gap: str
+    mesh: Mesh, spot: tuple[int, ...] | None, place: Place, *, down: bool
 ) -> Iterator[Markup]:
     """Yield one device, or what stands for those left out."""
-    middle = x + CELL / 2, y + HIGH / 2
-    if place is None:
-        yield rect(x + 1, y + 1, CELL - 2, HIGH - 2, "gap", rx=3)
-        yield centred(*middle, gap, "middle", font_size=12)
+    if spot is None:
+        yield from gap(place, down=down, rx=3)
         return
-    number = np.ravel_multi_index(place[-len(mesh.axis_sizes) :], mesh.axis_sizes)
+    number = np.ravel_multi_index(spot[-len(mesh.axis_sizes) :], mesh.axis_sizes)
     device = mesh.flat_devices[int(number) if mesh.axis_sizes else 0]
-    spot = ", ".join(f"{a}={i}" for a, i in zip(mesh.axis_names, place, strict=False))
-    told = f"{device.platform.upper()} {device.id}, process {device.process_index}"
-    color = _color(mesh, device.process_index)
-    yield rect(x + 1, y + 1, CELL - 2, HIGH - 2, color, f"{told}: {spot}", rx=3)
-    text, size = str(device.id), 12.0
-    size = min(size, 0.9 * CELL / (LETTER * len(text)))
-    several = mesh.is_multi_process
-    up = middle[1] - 5 * several
-    yield centred(
-        middle[0], up, text, "middle", ink(color), font_size=f"{size:.1f}", pointer_events="none"
-    )
-    if several:
-        owner = f"process {device.process_index}"
-        owner = owner if len(owner) * 8 * LETTER < CELL - 4 else f"p{device.process_index}"
-        low = middle[1] + 8
-        yield centred(
-            middle[0], low, owner, "middle", ink(color), font_size=8, pointer_events="none"
-        )
+    where = ", ".join(f"{a}={i}" for a, i in zip(mesh.axis_names, spot, strict=False))
+    owner, color = f"process {device.process_index}", _color(mesh, device.process_index)
+    yield rect(*place, color, f"{device.platform.upper()} {device.id}, {owner}: {where}", rx=3)
+    x, y, width, height = place
+    upper = height * (0.6 if mesh.is_multi_process else 1)
+    yield from lettered((x, y + 1, width, upper), str(device.id), color)
+    if mesh.is_multi_process:
+        low = x, y + upper - 3, width, height - upper
+        owner = owner if fit(low, len(owner))[0] >= SMALLEST else f"p{device.process_index}"
+        yield from lettered(low, owner, color)
 
 
 @final
@@ -252,13 +224,7 @@ class _NamedPicture:
         lines = [title] * bool(title)
         layout, why = self._layout()
         if layout is None:
-            lines.append(why)
-            width = 13 * LETTER * max(map(len, lines)) + 2 * MARGIN
-            parts = [
-                label(MARGIN, MARGIN + 12 + LINE * n, text, "ink", font_size=13)
-                for n, text in enumerate(lines)
-            ]
-            return picture(width, 2 * MARGIN + LINE * len(lines), self._title(), parts)
+            return Sheet(*lines, why).picture(self._title())
         copies, blocks = layout.replicas, count_text(layout.piece_count, "block")
         told = f"{blocks}, each on {copies:,} devices" if copies > 1 else blocks
         lines += wrap([told, *self._more()], 96, between=" · ")

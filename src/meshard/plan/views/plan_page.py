@@ -16,7 +16,6 @@ from meshard.plan.show.drawing import draw_layout
 from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import Markup, element, wide
 from meshard.plan.show.summary import tiles
-from meshard.plan.views.facts import facts_of, headline, is_imaginary
 from meshard.plan.views.flow_svg import MOST_BANDS, flow_svg
 from meshard.plan.views.plan_picture import plan_picture
 from meshard.plan.views.plan_text import (
@@ -26,7 +25,15 @@ from meshard.plan.views.plan_text import (
     routes_table,
     steps_table,
 )
-from meshard.plan.views.words import array_text, layout_text, names_text, shortened
+from meshard.plan.views.words import (
+    array_text,
+    facts_of,
+    headline,
+    is_imaginary,
+    layout_text,
+    names_text,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from meshard.algebra.layout import Layout

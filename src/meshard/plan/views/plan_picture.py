@@ -7,28 +7,45 @@ its holders. Of many arrays the largest group is drawn, and of many devices neig
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from meshard.plan.captions import (
-    PALETTE,
-    bytes_text,
     count_text,
     device_label,
-    ink,
     time_text,
     whole_text,
 )
 from meshard.plan.figures.flow import DEVICES, Flow, Places, flow_of, hosts_of, stages
 from meshard.plan.show.drawing import Drawing, Rectangle, Slab, draw_layout
-from meshard.plan.show.page import Markup, element, number_text
-from meshard.plan.show.svg import centred, picture, rect
-from meshard.plan.views.facts import device_word, headline
-from meshard.plan.views.flow_svg import Bands, band, banded
-from meshard.plan.views.words import array_text, kind_of_hop, layout_text, names_text, shortened
+from meshard.plan.show.page import Markup, element
+from meshard.plan.show.svg import (
+    LETTER,
+    SMALLEST,
+    Grid,
+    Place,
+    centred,
+    fit,
+    gap,
+    lettered,
+    middle,
+    moved,
+    picture,
+    rect,
+    steps,
+)
+from meshard.plan.views.flow_svg import Span, banded, colors_of, ids_text
+from meshard.plan.views.words import (
+    array_text,
+    device_word,
+    headline,
+    kind_of_hop,
+    layout_text,
+    names_text,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,17 +55,14 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-MARGIN, GAP, BLOCK = 18.0, 12.0, 8.0
+MARGIN, GAP = 18.0, 12.0
 PANEL, FLOW, TOP, FOOT = 208.0, 230.0, 84.0, 44.0
 MOST_ROWS, MOST_HOPS = 16, 3  # devices, or groups of them, on each side; hops that are drawn
 _ELEMENTS = 16  # along a dim, up to which each element is outlined
 _SHEETS, _BEHIND = 3, 9.0  # slabs that are drawn behind each other, and how far apart
 _STRIPES = 8  # holders of a block, up to which each has its stripe
+_SEAM = "stroke:var(--meshard-card);stroke-width:2"
 _BLOCKS = 8  # blocks along a dim; of more, those in between are left out
-_BORDER = "fill:none;stroke:var(--meshard-card)"
-_LETTER = 0.62  # the width of a letter, in units of its size
-
-Span = tuple[int, int]
 
 
 def plan_picture(plan: PlanFigures) -> Markup:
@@ -67,7 +81,7 @@ def plan_picture(plan: PlanFigures) -> Markup:
     ]
     rows = max(len(side) for flow in flows for side in (flow.senders, flow.receivers))
     high = max(PANEL, rows * (28.0 if rows <= 8 else 17.0))
-    colors = _colors(flows)
+    colors = colors_of(flows)
     before = _Tiling(leaf.source, flows[0].senders, colors, places)
     after = _Tiling(leaf.destination, flows[-1].receivers, colors, places)
     x, middle = MARGIN, TOP + high / 2
@@ -81,8 +95,12 @@ def plan_picture(plan: PlanFigures) -> Markup:
         names = [_names_width(side) for side in (flow.senders, flow.receivers)]
         x += names[0]
         parts += _title(x + FLOW / 2, *_flow_title(plan, number, stage))
-        headed = ["end"] * (stage == 0) + ["start"] * (stage == len(flows) - 1)
-        parts += _flow(flow, _stays(plan, stage, flow, places), colors, (x, high), headed)
+        stays = _stays(plan, stage, flow, places)
+        parts += banded(flow, colors, (x, TOP, FLOW, high), stays)
+        if stage == 0:
+            parts.append(centred(x - 5, TOP - 10, flow.unit, "end", font_size=10))
+        if stage == len(flows) - 1:
+            parts.append(centred(x + FLOW + 5, TOP - 10, flow.unit, font_size=10))
         x += FLOW + names[1] + GAP
     parts += [*_title(x + PANEL / 2, *ends[1]), *after.drawn(x, middle)]
     right, bottom = x + PANEL + MARGIN, TOP + high + FOOT
@@ -104,7 +122,7 @@ def _drawn_group(plan: PlanFigures) -> int:
 
 def _title(x: float, first: str, second: str) -> Iterator[Markup]:
     yield centred(x, 28, first, "middle", "ink", font_size=14, font_weight="600")
-    size = min(13.0, (PANEL + 16) / (_LETTER * max(len(second), 1)))
+    size = min(13.0, (PANEL + 16) / (LETTER * max(len(second), 1)))
     yield centred(x, 49, second, "middle", font_size=f"{size:.1f}")
 
 
@@ -142,12 +160,6 @@ def _foot(plan: PlanFigures, number: int, hidden: int, most: int) -> str:
 # the flow
 
 
-def _colors(flows: Sequence[Flow]) -> Mapping[Span, str]:
-    """Return the colour of each device, or group of neighbours."""
-    spans = sorted({span for flow in flows for span in (*flow.senders, *flow.receivers)})
-    return {span: PALETTE[n % len(PALETTE)] for n, span in enumerate(spans)}
-
-
 def _stays(plan: PlanFigures, stage: int, flow: Flow, places: Places) -> Floats:
     """Return the bytes that stay where they are in one hop, from each row to each column."""
     found = np.zeros(flow.amounts.shape)
@@ -163,61 +175,8 @@ def _stays(plan: PlanFigures, stage: int, flow: Flow, places: Places) -> Floats:
     return found
 
 
-def _flow(
-    flow: Flow,
-    stays: Floats,
-    colors: Mapping[Span, str],
-    where: tuple[float, float],
-    headed: Collection[str],
-) -> Iterator[Markup]:
-    """Yield the bands of one hop, and the devices on both sides.
-
-    Args:
-        flow: what moves.
-        stays: what stays.
-        colors: the colours of the devices.
-        where: the left edge, and the height.
-        headed: at which sides the devices have a title: ``"end"`` for the left, ``"start"``.
-    """
-    (x, high), layers = where, (stays, flow.amounts)
-    sums = [
-        (layers[0] + layers[1]).sum(axis=1).tolist(),
-        (layers[0] + layers[1]).sum(axis=0).tolist(),
-    ]
-    left, right = ([TOP + (n + 0.5) * high / len(side) for n in range(len(side))] for side in sums)
-    room = high / max(map(len, sums)) - 4
-    scale = room / max(1.0, *sums[0], *sums[1])
-    start, end = x + BLOCK, x + FLOW - BLOCK
-    bands = Bands(left, right, scale, (start, end))
-    drawn: tuple[list[Markup], list[Markup]] = ([], [])
-    for one in bands.drawn(layers, [colors[span] for span in flow.senders]):
-        amount = bytes_text(round(float(layers[one.layer][one.sender, one.receiver])))
-        sender, receiver = _ids(flow.senders[one.sender]), _ids(flow.receivers[one.receiver])
-        told = f"{sender} to {receiver}" if one.layer else f"{receiver} keeps"
-        between = ": " if one.layer else " "
-        drawn[one.layer].append(band(one.shape, f"{flow.unit} {told}{between}{amount}"))
-    yield banded(drawn[0], 0.3)
-    yield banded(drawn[1], 0.8)
-    size = 12 if room > 12 else 10
-    for ys, total, spans, at, text, anchor in (
-        (left, sums[0], flow.senders, start - BLOCK, start - BLOCK - 5, "end"),
-        (right, sums[1], flow.receivers, end, end + BLOCK + 5, "start"),
-    ):
-        if anchor in headed:
-            yield centred(text, TOP - 10, flow.unit, anchor, font_size=10)
-        for y, amount, span in zip(ys, total, spans, strict=True):
-            tall = max(amount * scale, 2.0)
-            told = f"{flow.unit} {_ids(span)}: {bytes_text(round(amount))}"
-            yield rect(at, y - tall / 2, BLOCK, tall, colors[span], told, rx=1.5)
-            yield centred(text, y, _ids(span), anchor, font_size=size)
-
-
 def _names_width(side: Sequence[Span]) -> float:
-    return 8 + 7.0 * max([len(_ids(span)) for span in side], default=0)
-
-
-def _ids(span: Span) -> str:
-    return str(span[0]) if span[0] == span[1] else f"{span[0]}-{span[1]}"
+    return 8 + 7.0 * max([len(ids_text(span)) for span in side], default=0)
 
 
 # the blocks
@@ -261,11 +220,7 @@ class _Tiling:
         left, top = x + (PANEL - behind - width) / 2, middle - (height - behind) / 2
         for n, slab in reversed([*enumerate(self._drawing.slabs)]):
             place = left + n * _BEHIND, top - n * _BEHIND
-            yield element(
-                "g",
-                *self._slab(slab, (width, height), front=n == 0),
-                transform=f"translate({number_text(place[0])} {number_text(place[1])})",
-            )
+            yield moved(*place, self._slab(slab, (width, height), front=n == 0))
         hidden = self._drawing.slab_count - len(self._drawing.slabs)
         notes = [f"{self._drawing.slab_count} slabs"] * (hidden > 0)
         if self._elided:
@@ -288,48 +243,37 @@ class _Tiling:
     def _slab(self, slab: Slab, size: tuple[float, float], *, front: bool) -> Iterator[Markup]:
         short = slab.shortened(_BLOCKS, _BLOCKS, apart=False)
         heights, widths = short.sizes
-        xs, ys = _steps(widths, size[0]), _steps(heights, size[1])
+        grid = Grid(steps(widths, size[0]), steps(heights, size[1]))
         for one in short.rectangles:
-            left, right = (xs[i] for i in one.columns)
-            top, bottom = (ys[i] for i in one.rows)
-            place = (left, top, right - left, bottom - top)
+            place = grid.place(one.rows, one.columns)
             if one.area < 0:
-                yield rect(*place, "gap")
-                dots = "\u22ef" if place[2] < place[3] else "\u22ee"
-                yield centred(left + place[2] / 2, top + place[3] / 2, dots, "middle")
-                continue
-            yield from self._block(one, place, front)
-        yield from _elements(short, xs, ys, self._shape)
-        yield rect(0, 0, size[0], size[1], "outline", pointer_events="none")
+                yield from gap(place, down=place[2] > place[3])
+            else:
+                yield from self._block(one, place, front)
+        if not short.elided and self._shape and max(self._shape[-2:]) <= _ELEMENTS:
+            rows, columns = (1, *self._shape)[-2:]
+            fine = Grid(steps([1] * columns, size[0]), steps([1] * rows, size[1]))
+            yield fine.lines(0.7, stroke_opacity=0.45)
+        yield rect(0, 0, *size, "outline", pointer_events="none")
 
-    def _block(
-        self, one: Rectangle, place: tuple[float, float, float, float], front: bool
-    ) -> Iterator[Markup]:
+    def _block(self, one: Rectangle, place: Place, front: bool) -> Iterator[Markup]:
         """Yield one block: its colours, its border, and its devices if there is room."""
         devices = self._drawing.devices(one.area)
         pieces = self._drawing.pieces(one.area)
         boxes = ", ".join([str(self._drawing.layout.box(piece)) for piece in pieces])
-        told = f"{boxes} on {device_label(devices, 'device', most=32)}"
         colors = self._holders(devices)
-        x, y, width, height = place
-        fill = self._fill(colors)
-        yield rect(x, y, width, height, fill, told)
-        style = "fill:none;stroke:var(--meshard-card)"
-        yield rect(
-            x, y, width, height, "outline", style=style, stroke_width=2, pointer_events="none"
-        )
+        told = f"{boxes} on {device_label(devices, 'device', most=32)}"
+        yield rect(*place, self._fill(colors), told, style=_SEAM)
         text = device_label(devices, most=2)
-        size = min(13.0, 0.7 * height, (width - 8) / (_LETTER * len(text)))
-        if not front or not one.labelled or size < 8:
+        size, turned = fit(place, len(text) + 1)
+        if not front or not one.labelled or size < SMALLEST:
             return
-        middle = (x + width / 2, y + height / 2)
         if len(colors) > 1:
-            wide = size * _LETTER * len(text) + 8
-            yield rect(middle[0] - wide / 2, middle[1] - size * 0.7, wide, size * 1.4, "card", rx=4)
-        color = ink(colors[0]) if len(colors) == 1 else "ink"
-        yield centred(
-            *middle, text, "middle", color, font_size=f"{size:.1f}", pointer_events="none"
-        )
+            x, y = middle(place)
+            across, down = size * LETTER * len(text) + 8, size * 1.4
+            wide, high = (down, across) if turned else (across, down)
+            yield rect(x - wide / 2, y - high / 2, wide, high, "card", rx=4)
+        yield from lettered(place, text, colors[0] if len(colors) == 1 else "card", len(text) + 1)
 
     def _holders(self, devices: Sequence[int]) -> list[str]:
         """Return the colours of some devices, but for those that take no part."""
@@ -357,22 +301,3 @@ class _Tiling:
             patternTransform="rotate(45)",
         )
         return f"url(#{name})"
-
-
-def _steps(sizes: Sequence[int], length: float) -> tuple[float, ...]:
-    """Return the borders between rows or columns of these sizes; a size of 0 means a gap."""
-    scale = (length - 18.0 * (0 in sizes)) / sum(sizes)
-    return tuple(accumulate((n * scale if n else 18.0 for n in sizes), initial=0.0))
-
-
-def _elements(
-    slab: Slab, xs: Sequence[float], ys: Sequence[float], shape: tuple[int, ...]
-) -> Iterator[Markup]:
-    """Yield fine lines between the elements of a small array."""
-    if slab.elided or not shape or max(shape[-2:]) > _ELEMENTS:
-        return
-    columns, rows = shape[-1], shape[-2] if len(shape) > 1 else 1
-    lines = [f"M{xs[-1] * n / columns:.1f} 0V{ys[-1]:.1f}" for n in range(1, columns)]
-    lines += [f"M0 {ys[-1] * n / rows:.1f}H{xs[-1]:.1f}" for n in range(1, rows)]
-    style = "fill:none;stroke:var(--meshard-card);stroke-opacity:.45;stroke-width:.7"
-    yield element("path", d="".join(lines), style=style, pointer_events="none")

@@ -27,11 +27,13 @@ from meshard.plan.figures.footprint import Traffic, traffic_of
 from meshard.plan.show.report import FIT, Table
 from meshard.plan.show.summary import Fact, Summary
 from meshard.plan.show.terminal import line_width
-from meshard.plan.views.facts import device_word, facts_of, headline
 from meshard.plan.views.words import (
     array_text,
+    device_word,
     devices_text,
     ends_text,
+    facts_of,
+    headline,
     kind_of_hop,
     layout_text,
     names_text,

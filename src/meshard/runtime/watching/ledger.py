@@ -117,17 +117,17 @@ class Ledger(Drawn):
         return f"Ledger({len(self.records)} communications, {self.total_bytes} bytes)"
 
     def _title(self) -> str:
-        from meshard.runtime.watching.ledger_page import ledger_title
+        from meshard.runtime.watching.run_pictures import ledger_title
 
         return ledger_title(self.records, self.total_bytes)
 
     def _svg(self) -> Markup:
-        from meshard.runtime.watching.ledger_page import ledger_svg
+        from meshard.runtime.watching.run_pictures import ledger_svg
 
         return ledger_svg(self.records, self._title())
 
     def _parts(self) -> Iterator[Markup]:
-        from meshard.runtime.watching.ledger_page import ledger_parts
+        from meshard.runtime.watching.run_pictures import ledger_parts
 
         facts = [
             f"{bytes_text(self.total_bytes)} over all devices",

@@ -153,7 +153,7 @@ class Profile(Drawn):
         return self._timeline(self._title())
 
     def _timeline(self, heading: str = "") -> Markup:
-        from meshard.runtime.watching.profile_svg import lanes_of, lanes_svg
+        from meshard.runtime.watching.run_pictures import lanes_of, lanes_svg
 
         return lanes_svg(lanes_of(self._events, self._devices), self._first, self._last, heading)
 

@@ -22,8 +22,8 @@ from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.record import PURPOSE, purpose_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.terminal import line_width
+from meshard.runtime.watching.run_pictures import Bar, timeline
 from meshard.transforms.explain.reasons import Notice
-from meshard.transforms.explain.timeline import Bar, timeline
 from meshard.transforms.program.program import short_line
 
 _WIDTH = 120
