@@ -132,8 +132,10 @@ class Lifelines:
                 name = line.poll()
                 if name is not None or line.closed:
                     unnamed.remove(line)
-                if name is not None:
+                if name is not None and name.isdigit() and int(name) in peers:
                     self._keep(int(name), line)
+                elif name is not None:
+                    line.close()
 
     def _keep(self, peer: int, line: Line) -> None:
         self._lines[line.fileno()] = peer, line

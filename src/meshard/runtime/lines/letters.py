@@ -265,20 +265,21 @@ class _Letter:
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.at = 0
-        self._data = memoryview(data)
+        self._data = bytes(data)
         self._known: list[Any] = []
 
     def value(self, depth: int) -> Any:
         """Read a value."""
         if depth > _DEEPEST:
             raise ValueError(f"containers are nested more than {_DEEPEST} deep")
-        mark = bytes(self._take(1))
+        mark = self._data[self.at] if self.at < len(self._data) else -1
         read = _READ.get(mark)
         if read is None:
-            raise ValueError(f"{mark!r} begins no value")
+            raise ValueError("no value begins there")
+        self.at += 1
         return read(self, depth)
 
-    def _take(self, count: int) -> memoryview:
+    def _take(self, count: int) -> bytes:
         found = self._data[self.at : self.at + count]
         if len(found) < count:
             raise ValueError(f"{count} bytes were expected, and {len(found)} are left")
@@ -287,7 +288,9 @@ class _Letter:
 
     def number(self, form: Struct) -> Any:
         """Read a number of a fixed size."""
-        return form.unpack(self._take(form.size))[0]
+        (found,) = form.unpack_from(self._data, self.at)
+        self.at += form.size
+        return found
 
     def complex(self, depth: int) -> complex:
         """Read a complex number."""
@@ -295,7 +298,7 @@ class _Letter:
 
     def bytes(self) -> bytes:
         """Read bytes with their length before them."""
-        return bytes(self._take(self.number(_COUNT)))
+        return self._take(self.number(_COUNT))
 
     def text(self) -> str:
         """Read a text."""
@@ -379,7 +382,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-_READ: dict[bytes, Callable[[_Letter, int], Any]] = {
+_BY_MARK: dict[bytes, Callable[[_Letter, int], Any]] = {
     _NONE: lambda letter, depth: None,
     _TRUE: lambda letter, depth: True,
     _FALSE: lambda letter, depth: False,
@@ -401,6 +404,7 @@ _READ: dict[bytes, Callable[[_Letter, int], Any]] = {
     _MADE: _Letter.made,
     _AGAIN: _Letter.again,
 }
+_READ = {mark[0]: read for mark, read in _BY_MARK.items()}
 
 
 # short ones
