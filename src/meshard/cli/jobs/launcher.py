@@ -56,13 +56,16 @@ class Outliving:
     Args:
         folder: Where its files are; the launcher's own.
         settings: The environment of the launcher.
+        elastic: Whether the job may go on without a host; else it is not needed.
 
     Attributes:
+        elastic: The same.
         settings: The variables that have the launcher use it.
     """
 
-    def __init__(self, folder: str, settings: Mapping[str, str]) -> None:
-        agent = launch_agent(settings)
+    def __init__(self, folder: str, settings: Mapping[str, str], *, elastic: bool) -> None:
+        agent = launch_agent(settings) if elastic else None
+        self.elastic = elastic
         self._begun = Path(folder, "begun")
         self._has_begun = False
         self.settings: dict[str, str] = {}
@@ -77,7 +80,7 @@ class Outliving:
 
     def begin(self) -> None:
         """Let the job go on from now on when an agent ends."""
-        if not self._has_begun:
+        if self.elastic and not self._has_begun:
             self._has_begun = True
             self._begun.touch()
 

@@ -91,9 +91,8 @@ def supervise(
     with Keeper() as keeper, _Watch(grace) as watch, _own_folder() as folder:
         before = _descendants(os.getpid())
         settings = {_FOLDERS: folder, **settings, KEEPER: keeper.variable}
-        agent = Outliving(folder, settings) if elastic else None
-        if agent is not None:
-            settings |= agent.settings
+        agent = Outliving(folder, settings, elastic=elastic)
+        settings |= agent.settings
         child = watch.child = _start(line, settings)
         alone = _wait(child, watch, keeper, processes, agent)
         killed = child.poll() is None
@@ -143,15 +142,15 @@ def _wait(
     watch: _Watch,
     keeper: Keeper,
     processes: int,
-    agent: Outliving | None,
+    agent: Outliving,
 ) -> bool:
     """Wait until a launcher has ended, or is to be killed; return whether it waits for nobody."""
     ending = False
     while child.poll() is None and not watch.is_over():
         keeper.watch(_SOON)
-        if agent is not None and 0 < processes <= keeper.joined:
+        if 0 < processes <= keeper.joined:
             agent.begin()
-        elif agent is not None and keeper.never_begins and not ending:
+        elif agent.elastic and keeper.never_begins and not ending:
             ending = True
             _say("a process has ended before the job began, and the others wait for it; all end.")
             watch.end()
