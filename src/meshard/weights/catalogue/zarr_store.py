@@ -216,6 +216,11 @@ def _stored(path: str, name: str, one: Any) -> Stored:
                 f"{told!r:.40}."
             )
         dtype = real
+    return Stored(name, tuple(one.shape), dtype, _shards_of(path, name, one, dtype))
+
+
+def _shards_of(path: str, name: str, one: Any, dtype: np.dtype[Any]) -> tuple[Piece, ...]:
+    """Return the pieces of an array: its shards, or its chunks."""
     if math.prod(one.chunks) * dtype.itemsize > _MOST_CHUNK:
         raise CheckpointError(
             f"{path}: array {name!r:.200} has chunks of shape {one.chunks}, which are "
@@ -225,7 +230,7 @@ def _stored(path: str, name: str, one: Any) -> Stored:
     if len(shape) > _MOST_DIMS or not all(0 <= n < 1 << 63 for n in shape):
         raise CorruptFileError(f"{path}: array {name!r:.200} has a shape that no array can have.")
     if 0 in shape:
-        return Stored(name, shape, dtype, ())
+        return ()
     unit = one.shards or one.chunks
     _check_count(
         path, name, math.prod([-(-n // max(c, 1)) for n, c in zip(shape, unit, strict=True)])
@@ -235,7 +240,7 @@ def _stored(path: str, name: str, one: Any) -> Stored:
     for box in grid_boxes(shape, steps):
         place = tuple([a // n for a, n in zip(box.starts, unit, strict=True)])
         pieces.append(Piece(box, os.path.join(name, one.metadata.encode_chunk_key(place)), -1))
-    return Stored(name, shape, dtype, tuple(pieces))
+    return tuple(pieces)
 
 
 def _check_count(path: str, name: str, count: int) -> None:

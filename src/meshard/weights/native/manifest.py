@@ -365,8 +365,22 @@ class _Group:
             raise ValueError(f"a shape is {shown(self.shape)}")
         self._sharding = shardings[as_number(given["sharding"])]
         self.layout = self._sharding.layout(self.shape)  # refused if it does not fit
-        self._parts, self._columns = [""], list[list[range]]()
-        self._rows: list[tuple[int, ...]] = [()]
+        self._name_them(given)
+        sizes = [sum(map(len, runs)) for runs in self._columns]
+        self.count = len(self._rows) or math.prod(sizes)
+        digits = sum([len(str(n)) for row in self._rows for n in row])
+        for runs, size in zip(self._columns, sizes, strict=True):
+            digits += sum(map(_digits, runs)) * (self.count // size)
+        self.letters = self.count * sum(map(len, self._parts)) + digits
+
+    def _name_them(self, given: Mapping[str, Any]) -> None:
+        """Note the parts of the names between numbers, and the numbers: rows, or runs to combine.
+
+        Raises:
+            ValueError: if there are not as many numbers as places for them.
+        """
+        self._columns: list[list[range]] = []
+        self._rows: list[_Numbers] = [()]
         if "name" in given:
             self._parts = [as_text(given["name"])]
         else:
@@ -376,12 +390,6 @@ class _Group:
         wide = {len(row) for row in self._rows} or {len(self._columns)}
         if wide != {len(self._parts) - 1} or (self._rows and self._columns):
             raise ValueError(f"{shown('{}'.join(self._parts))} has {wide} numbers")
-        sizes = [sum(map(len, runs)) for runs in self._columns]
-        self.count = len(self._rows) or math.prod(sizes)
-        digits = sum([len(str(n)) for row in self._rows for n in row])
-        for runs, size in zip(self._columns, sizes, strict=True):
-            digits += sum(map(_digits, runs)) * (self.count // size)
-        self.letters = self.count * sum(map(len, self._parts)) + digits
 
     @property
     def nbytes(self) -> int:
