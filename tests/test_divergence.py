@@ -17,7 +17,7 @@ from meshard.errors import ArgumentError, ConcretizationError, TreeError
 from meshard.ops.row import REGISTRY
 from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
-from meshard.sharding import Mesh, P
+from meshard.sharding import Mesh, NamedSharding, P
 from tests.test_api import collectives
 from tests.worlds import alone, everywhere, in_processes, in_worlds, mesh, put, whole
 
@@ -898,3 +898,24 @@ def test_eval_shape_in_a_body() -> None:
     value = np.ones((8, 4))
     everyones(lambda: mapped(body, value, specs=P("i"), out=P("i")))
     everyones(lambda: auto(body, value))
+
+
+def test_values_that_a_kernel_refuses_on_one_process_are_refused_by_all() -> None:
+    def program() -> list[str]:
+        sharding = NamedSharding(meshard.make_mesh((4,), ("x",)), P("x"))
+        x = meshard.device_put(np.arange(8), sharding)
+        last = meshard.device_put(np.array([*[1] * 7, -1]), sharding)
+        told = []
+        for call in (
+            lambda: mnp.power(x, last),
+            lambda: 2**last,
+            lambda: meshard.jit(lambda a, b: (a + 1) ** b + 1)(x, last),
+        ):
+            with pytest.raises(ValueError, match="negative integer powers") as caught:
+                call()
+            told.append(str(caught.value))
+            assert float((x ** abs(last)).sum()) == 28  # in step, so that others can follow
+        return told
+
+    one, other = simulate(2, 2, program)
+    assert one == other
