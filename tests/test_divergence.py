@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import ArgumentError, ConcretizationError, TreeError
-from meshard.ops.row import REGISTRY
+from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P
@@ -919,3 +921,28 @@ def test_values_that_a_kernel_refuses_on_one_process_are_refused_by_all() -> Non
 
     one, other = simulate(2, 2, program)
     assert one == other
+
+
+def test_rows_whose_kernels_refuse_values_say_so() -> None:
+    nasty = {
+        "int64": ([0, -1], [-(2**63), -1], [70, -70]),
+        "uint8": ([0, 255],),
+        "float64": ([np.nan, np.inf], [-1.0, 0.0]),
+    }
+    values = [np.array(v, d) for d, some in nasty.items() for v in some]
+    for name, row in REGISTRY.items():
+        if not isinstance(row, Op) or row.style != "ufunc":
+            continue
+        for operands in (*itertools.product(values), *itertools.product(values, values)):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    row.kernel(*[np.ones_like(x) for x in operands])
+                except Exception:  # not as many operands, or not of these dtypes
+                    continue
+                try:
+                    row.kernel(*[x.copy() for x in operands])  # the last may be an `out`
+                except Exception:
+                    kinds = [(x.shape, x.dtype) for x in operands]
+                    assert row.refuses is not None, f"{name} refuses {operands}"
+                    assert row.refuses(kinds), f"{name} refuses {operands}"
