@@ -35,6 +35,7 @@ from meshard.errors import (
 )
 from meshard.runtime.world import here
 from meshard.sharding import BoxSharding, NamedSharding, P, Sharding
+from meshard.testing import die
 from meshard.weights.checkpoint import job
 from meshard.weights.native import files
 from tests.checkpoints import folders, run
@@ -315,6 +316,23 @@ def test_the_error_of_a_save_behind_the_program_is_told_once_by_its_handle(
     if processes == 1:
         run(1, body)
         assert not (folder / "a").exists()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_save_behind_the_program_does_not_wait_for_the_dead(dead: int, folder: Path) -> None:
+    # The deadline is 300 s, and a test that takes 120 s fails.
+    def body() -> None:
+        checkpoint.save(folder / "a", {"w": put(np.ones(8), "i")})
+        later = {"w": put(np.zeros(8), "i")}
+        later["w"].sum()
+        if meshard.process_index() == dead:
+            die()
+        handle = checkpoint.save(folder / "a", later, overwrite=True, wait=False)
+        with pytest.raises(CheckpointError, match=rf"process {dead} has died before its part"):
+            handle.wait()
+
+    run(2, body)
+    assert np.array_equal(checkpoint.load(folder / "a")["w"], np.ones(8))
 
 
 def test_what_nobody_asked_for_is_told_when_the_program_ends(tmp_path: Path) -> None:

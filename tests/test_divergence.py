@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +16,10 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax, random
 from meshard.errors import ArgumentError, ConcretizationError, TreeError
-from meshard.ops.row import REGISTRY
+from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.doors import innermost
 from meshard.runtime.simulated import simulate
-from meshard.sharding import Mesh, P
+from meshard.sharding import Mesh, NamedSharding, P
 from tests.test_api import collectives
 from tests.worlds import alone, everywhere, in_processes, in_worlds, mesh, put, whole
 
@@ -898,3 +900,49 @@ def test_eval_shape_in_a_body() -> None:
     value = np.ones((8, 4))
     everyones(lambda: mapped(body, value, specs=P("i"), out=P("i")))
     everyones(lambda: auto(body, value))
+
+
+def test_values_that_a_kernel_refuses_on_one_process_are_refused_by_all() -> None:
+    def program() -> list[str]:
+        sharding = NamedSharding(meshard.make_mesh((4,), ("x",)), P("x"))
+        x = meshard.device_put(np.arange(8), sharding)
+        last = meshard.device_put(np.array([*[1] * 7, -1]), sharding)
+        told = []
+        for call in (
+            lambda: mnp.power(x, last),
+            lambda: 2**last,
+            lambda: meshard.jit(lambda a, b: (a + 1) ** b + 1)(x, last),
+        ):
+            with pytest.raises(ValueError, match="negative integer powers") as caught:
+                call()
+            told.append(str(caught.value))
+            assert float((x ** abs(last)).sum()) == 28  # in step, so that others can follow
+        return told
+
+    one, other = simulate(2, 2, program)
+    assert one == other
+
+
+def test_rows_whose_kernels_refuse_values_say_so() -> None:
+    nasty = {
+        "int64": ([0, -1], [-(2**63), -1], [70, -70]),
+        "uint8": ([0, 255],),
+        "float64": ([np.nan, np.inf], [-1.0, 0.0]),
+    }
+    values = [np.array(v, d) for d, some in nasty.items() for v in some]
+    for name, row in REGISTRY.items():
+        if not isinstance(row, Op) or row.style != "ufunc":
+            continue
+        for operands in (*itertools.product(values), *itertools.product(values, values)):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    row.kernel(*[np.ones_like(x) for x in operands])
+                except Exception:  # not as many operands, or not of these dtypes
+                    continue
+                try:
+                    row.kernel(*[x.copy() for x in operands])  # the last may be an `out`
+                except Exception:
+                    kinds = [(x.shape, x.dtype) for x in operands]
+                    assert row.refuses is not None, f"{name} refuses {operands}"
+                    assert row.refuses(kinds), f"{name} refuses {operands}"

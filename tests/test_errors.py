@@ -5,8 +5,10 @@ import pickle
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import meshard.numpy as mnp
 from meshard import errors
 from meshard._version import DOCS
 
@@ -59,3 +61,16 @@ def test_a_subclass_is_told_in_the_section_of_its_parent() -> None:
     kind = errors.NoIntermediateShardingNeededError
     assert kind("x").__notes__ == [f"See {DOCS}/errors.html#nointermediateshardingerror"]
     assert not hasattr(errors.ArgumentError("x"), "__notes__")
+
+
+def test_errors_are_those_that_programs_for_numpy_catch() -> None:
+    x = mnp.ones((2, 3))
+    for call in (mnp.sum, mnp.sort, mnp.expand_dims, mnp.fft.fft):
+        with pytest.raises(np.exceptions.AxisError, match="axis 4 is out of bounds"):
+            call(x, axis=4)
+    for function in (mnp.linalg.inv, mnp.linalg.det, mnp.linalg.cholesky):
+        with pytest.raises(np.linalg.LinAlgError, match="square matrices"):
+            function(x)
+    for index in (lambda: x[7], lambda: mnp.take(x, 9), lambda: mnp.delete(x, 9)):
+        with pytest.raises(IndexError):
+            index()

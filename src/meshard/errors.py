@@ -14,9 +14,11 @@ Each class is also the builtin that NumPy or JAX raises in the same place, so co
     │   └── NoIntermediateShardingError    the reference's rules find no way between two shardings
     │       └── NoIntermediateShardingNeededError    and none is needed
     ├── ShapeError           ValueError, TypeError    shapes that do not match
+    │   └── MatrixShapeError   numpy.linalg.LinAlgError    not a matrix, or not a square one
     ├── DtypeError           TypeError     a dtype that an operation cannot take
     ├── ArgumentError        ValueError, TypeError    any other invalid argument
-    │   └── OutOfRangeError  OverflowError   an integer too large for its dtype, or for 64 bits
+    │   ├── OutOfRangeError  OverflowError   an integer too large for its dtype, or for 64 bits
+    │   └── DimError         numpy.exceptions.AxisError    a dim that an array does not have
     ├── IndexingError        IndexError, TypeError    an index outside the array, or of a wrong type
     ├── ConcretizationError  TypeError     a value that is needed where there is none
     ├── BudgetError          RuntimeError  communication beyond the budget of a block of code
@@ -67,6 +69,7 @@ __all__ = [
     "CoverageError",
     "DataLoss",
     "DeletedArrayError",
+    "DimError",
     "DtypeError",
     "FileInUseError",
     "GatherError",
@@ -75,6 +78,7 @@ __all__ = [
     "IndivisibleError",
     "KeyMapError",
     "LinAlgError",
+    "MatrixShapeError",
     "MeshardError",
     "MissingFileError",
     "NoIntermediateShardingError",
@@ -218,6 +222,17 @@ class OutOfRangeError(ArgumentError, OverflowError):
     """An integer that does not fit into its dtype, or into 64 bits."""
 
 
+class DimError(ArgumentError, np.exceptions.AxisError):
+    """A dim that an array does not have."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.axis = self.ndim = None
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class IndexingError(MeshardError, IndexError, TypeError):
     """An index outside the array, or of a type that cannot index."""
 
@@ -236,6 +251,10 @@ class GatherError(MeshardError, TypeError):
 
 class LinAlgError(MeshardError, np.linalg.LinAlgError):
     """A matrix that is singular, not positive definite, or whose computation did not converge."""
+
+
+class MatrixShapeError(ShapeError, LinAlgError):
+    """A shape that is not a matrix's, or not a square one's."""
 
 
 class DerivativeError(MeshardError, ValueError, TypeError, NotImplementedError):

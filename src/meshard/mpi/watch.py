@@ -180,6 +180,13 @@ class MpiSideChannel(Closed):
         how, until = self._stopped.get(peer, ("", 0.0))
         return (how, STOPPED.value == "fail") if time.monotonic() < until else None
 
+    def seen(self, peer: int) -> str | None:
+        """Return how a process was lost, as any thread may ask: nothing is sent or received."""
+        if peer in self._gone:
+            return self._gone[peer].how
+        found = self._fate_here(peer)
+        return found[0] if found is not None and found[1] else None
+
     def _fate_here(self, peer: int) -> tuple[str, bool] | None:
         """Return what the system says is wrong with a process of this host; None if nothing."""
         if peer not in self._known:

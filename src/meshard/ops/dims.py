@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 
-from meshard.errors import ArgumentError
+from meshard.errors import ArgumentError, DimError
 
 Axis = int | Sequence[int] | None
 
@@ -14,7 +14,8 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
     """Return dims as a sorted tuple of numbers from 0; None means all.
 
     Raises:
-        ArgumentError: if a dim does not exist or is named twice, or ``axis`` is of another kind.
+        DimError: if a dim does not exist.
+        ArgumentError: if one is named twice, or ``axis`` is of another kind.
     """
     if axis is None:
         return tuple(range(ndim))
@@ -26,7 +27,7 @@ def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
         ) from None
     for a in given:
         if not -ndim <= a < ndim:
-            raise ArgumentError(f"{what}: axis {a} is out of bounds for an array with {ndim} dims.")
+            raise DimError(f"{what}: axis {a} is out of bounds for an array with {ndim} dims.")
     dims = tuple(sorted(a % ndim for a in given))
     if len(set(dims)) != len(dims):
         raise ArgumentError(f"{what}: axis {axis} names a dim twice.")

@@ -116,6 +116,8 @@ class Op:
             changes them; None in all others.
         stacked: the parameters with which the kernel does to many blocks, stacked along a new
             first dim, what it does to each, from its parameters; None: it cannot.
+        refuses: whether the kernel may refuse values of operands of these types with an error.
+            Where they are on several processes, all of them raise what the first of them finds.
         decides: makes the decision about operands of given types, from the world, the row, the
             types and the parameters, for an operation that no rule and kernel describe; None: the
             engine does.
@@ -133,6 +135,7 @@ class Op:
     alike: int | None = None
     positions: Positions | None = None
     stacked: Callable[[Params], Params] | None = None
+    refuses: Callable[[Sequence[Operand]], bool] | None = None
     decides: Callable[..., Any] | None = None
 
 

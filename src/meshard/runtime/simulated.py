@@ -194,6 +194,10 @@ class _SimulatedChannel(Closed):
             return "has died", True
         return ("has failed", True) if peer in self._post.lost else None
 
+    def seen(self, peer: int) -> str | None:
+        found = self.fate(peer)
+        return None if found is None else found[0]
+
     def notice(self, text: str) -> None:
         """Show nothing: there is one user for all processes."""
 

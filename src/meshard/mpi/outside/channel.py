@@ -205,6 +205,13 @@ class OpenChannel:
         """End this process, which others have given up, and none but this one."""
         end_alone(how, launched=self._inner is not None)
 
+    def seen(self, peer: int) -> str | None:
+        """Return how a process was lost, as any thread may ask: nothing is sent or received."""
+        if self._inner is not None and peer < self._first:
+            return self._inner.seen(peer)
+        found = self.fate(peer)
+        return found[0] if found is not None and found[1] else None
+
     def notice(self, text: str) -> None:
         """Write to the standard error."""
         print(f"meshard: {text}", file=sys.stderr, flush=True)

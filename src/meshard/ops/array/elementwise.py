@@ -86,11 +86,32 @@ BINARY: dict[str, Binary] = {}
 """The operations on two arrays, which get the methods of NumPy's ufuncs (`ops/made/ufuncs`)."""
 
 
+def _negative_powers(operands: Sequence[Operand]) -> bool:
+    """Whether integers are raised to integers that may be negative, which have no integer power."""
+    (_, base), (_, exponent) = operands
+    if not isinstance(exponent, np.dtype):  # a number is the same on all processes
+        return False
+    return np.dtype(base).kind in "biu" and exponent.kind == "i"
+
+
+_REFUSES = {"power": _negative_powers}
+
+
 def _row(name: str, kernel: Callable[..., Any], arity: int, outputs: int = 1) -> None:
     rule = ", ".join(["..."] * arity) + " -> " + ", ".join(["..."] * outputs)
     chooses = kernel is np.where  # its first operand is a condition
     style: Any = "ufunc" if outputs == 1 and not chooses else "plain"
-    register(Op(name, rule, kernel, outputs=outputs, style=style, alike=int(chooses)))
+    register(
+        Op(
+            name,
+            rule,
+            kernel,
+            outputs=outputs,
+            style=style,
+            alike=int(chooses),
+            refuses=_REFUSES.get(name),
+        )
+    )
 
 
 def _finish(function: F, name: str, text: str, operands: str, kind: str = "float") -> F:

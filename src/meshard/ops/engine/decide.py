@@ -349,7 +349,15 @@ class _Kernel:
             outputs=outputs if self.scatter is None else (self._scattered(outputs[0]),),
             wires=tuple(wires),
             dtypes=self._converted(outputs),
+            agree=self._agreeing(outputs[0]),
         )
+
+    def _agreeing(self, output: ArrayType) -> tuple[int, ...]:
+        """Return the processes that raise the same error if one of them meets such values."""
+        if self.op.refuses is None or not self.op.refuses(self.operands):
+            return ()
+        members = tuple(sorted({d.process_index for d in output.sharding.device_order}))
+        return members if len(members) > 1 and self.world.process_index in members else ()
 
     # operands and results
 

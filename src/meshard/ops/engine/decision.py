@@ -142,6 +142,8 @@ class KernelDecision:
         outputs: the results' types.
         wires: what passes between devices, the operands' moves first.
         dtypes: what is converted before and after the kernel.
+        agree: the processes that raise the same error if the kernel refuses values on one of them;
+            none if it cannot, or if this one runs alone.
     """
 
     row: Op
@@ -152,6 +154,7 @@ class KernelDecision:
     outputs: tuple[ArrayType, ...]
     wires: tuple[Wire, ...]
     dtypes: KernelDtypes
+    agree: tuple[int, ...] = ()
 
 
 @final

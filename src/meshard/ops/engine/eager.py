@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, final
 
 from meshard.algebra.abstract import Sharding
-from meshard.errors import ConcretizationError
+from meshard.errors import ArgumentError, ConcretizationError
 from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.cheapest import cheapest
 from meshard.ops.engine.decide import decide, row_of
@@ -26,7 +26,7 @@ from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.processes.agreement import Agreement, Token
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld, here
@@ -180,6 +180,8 @@ def runner(decision: Decision) -> Runner:
         return partial(_run_move, decision)
     if isinstance(decision, ExchangeDecision):
         return partial(_run_exchange, decision)
+    if decision.agree:
+        return partial(_run_kernel, decision)
     fast = fast_path(decision, partial(Array, decision.outputs[0]))
     return fast or partial(_run_kernel, decision)
 
@@ -206,9 +208,31 @@ def _run_exchange(
 def _run_kernel(decision: KernelDecision, world: RuntimeWorld, operands: tuple[Any, ...]) -> Any:
     if world.ledgers and decision.wires:
         wired(world, decision.row.name, decision.wires)
-    found = run_kernel(decision, world, _given(decision, world, operands))
+    given = _given(decision, world, operands)
+    found = (_run_together if decision.agree else run_kernel)(decision, world, given)
     arrays = [Array(t, tuple(b)) for t, b in zip(decision.outputs, found, strict=True)]
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _run_together(
+    decision: KernelDecision, world: RuntimeWorld, given: Sequence[Any]
+) -> list[list[Block | None]]:
+    """Run a kernel that may refuse values: where one process does, all of them raise.
+
+    Raises:
+        ArgumentError: if the kernel refuses the values of some process.
+    """
+    found: list[list[Block | None]] = []
+    refused = None
+    try:
+        found = run_kernel(decision, world, given)
+    except ValueError as error:
+        refused = str(error)
+    told = world.transport.all_gather(refused, decision.agree)
+    for process, text in zip(decision.agree, told, strict=True):
+        if text is not None:
+            raise ArgumentError(f"{decision.row.name}: {text} Process {process} has such values.")
+    return found
 
 
 def _given(decision: KernelDecision, world: RuntimeWorld, operands: Sequence[Any]) -> list[Any]:

@@ -218,6 +218,7 @@ def may_join_chain(decision: KernelDecision) -> bool:
         and not dtypes.contiguous
         and len(decision.outputs[0].shape) > 0
         and decision.row.local is None
+        and not decision.agree
     )
 
 

@@ -72,6 +72,7 @@ def _is_piecewise(decision: KernelDecision) -> bool:
     return (
         len(decision.outputs) == 1
         and decision.combination is None
+        and not decision.agree
         and not any(decision.moves)
         and decision.row.style != "blas"
         and len(set(decision.cells.result)) == decision.cells.count

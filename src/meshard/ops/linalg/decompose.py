@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from meshard.algebra.arguments import choice_of
-from meshard.errors import ArgumentError, LinAlgError, ShapeError
+from meshard.errors import ArgumentError, LinAlgError, MatrixShapeError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims
 from meshard.ops.array.take import take_along_axis
@@ -212,15 +212,16 @@ def matrices(name: str, x: Any, square: bool = False) -> Array:
     """Return stacked matrices as floats.
 
     Raises:
-        ShapeError: if there are less than two dims, or a matrix is not square where it must be.
+        MatrixShapeError: if there are less than two dims, or a matrix is not square where it must
+            be.
     """
     value = as_array(x)
     if value.ndim < 2:
-        raise ShapeError(
+        raise MatrixShapeError(
             f"{name}: takes matrices, the last two dims of an array; got shape {value.shape}."
         )
     if square and value.shape[-1] != value.shape[-2]:
-        raise ShapeError(
+        raise MatrixShapeError(
             f"{name}: takes square matrices; the last two dims of the shape {value.shape} are "
             f"{value.shape[-2]} and {value.shape[-1]}."
         )

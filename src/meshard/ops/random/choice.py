@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import described, integer_of, shape_of
-from meshard.errors import ArgumentError, DtypeError, ShapeError
+from meshard.errors import ArgumentError, DimError, DtypeError, ShapeError
 from meshard.ops.array import elementwise as element
 from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_to, matrix_transpose, moveaxis
@@ -55,7 +55,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 def _dim(what: str, axis: int, ndim: int) -> int:
     if not -ndim <= axis < ndim:
-        raise ArgumentError(f"{what}: axis {axis} is out of bounds for array of dimension {ndim}.")
+        raise DimError(f"{what}: axis {axis} is out of bounds for array of dimension {ndim}.")
     return axis % ndim
 
 

@@ -81,6 +81,9 @@ class SideChannel(Protocol):
         None if nothing is wrong, or nothing can be seen.
         """
 
+    def seen(self, peer: int) -> str | None:
+        """Return how a process was lost, as any thread may ask: nothing is sent or received."""
+
     def notice(self, text: str) -> None:
         """Show the user a message while the wait goes on."""
 
@@ -283,6 +286,12 @@ class Watchdog:
                 "'off', its messages cannot be distinguished from those of other operations. To go "
                 "on after a failure, set check to 'hash'."
             )
+
+    def lost_of(self, peers: Iterable[int]) -> dict[int, str]:
+        """Return which of some processes are lost, and how, without sending: any thread may ask."""
+        over = dict.fromkeys(self.over, "takes part no more")
+        found = {p: self._channel.seen(p) or over.get(p) for p in peers}
+        return {p: how for p, how in found.items() if how is not None}
 
     def begin(self) -> None:
         """Record that a wait has begun to last."""

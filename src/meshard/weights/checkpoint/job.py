@@ -140,8 +140,13 @@ class Request:
                 "checkpoint.save: some boxes are held by no process that writes them, so that "
                 "elements must move: save with wait=True."
             )
+        watchdog = world.transport.watchdog
         by_files = ByFiles(
-            root / folder, index, world.processes, lambda: _is_complete(root, folder)
+            root / folder,
+            index,
+            world.processes,
+            lambda: _is_complete(root, folder),
+            (lambda peers: {}) if watchdog is None else watchdog.lost_of,
         )
 
         def commit(records: Sequence[Record]) -> None:

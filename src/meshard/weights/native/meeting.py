@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, final
@@ -69,6 +69,7 @@ class ByFiles:
         process: this process.
         processes: all of them, ascending.
         is_complete: whether the checkpoint that is saved can be seen.
+        lost_of: which of some processes are lost, and how; any thread may call it.
     """
 
     def __init__(
@@ -77,17 +78,19 @@ class ByFiles:
         process: int,
         processes: Sequence[int],
         is_complete: Callable[[], bool],
+        lost_of: Callable[[Sequence[int]], Mapping[int, str]] = lambda peers: {},
     ) -> None:
         self._folder = folder
         self._process = process
         self._processes = tuple(processes)
         self._is_complete = is_complete
+        self._lost_of = lost_of
 
     def gather(self, record: Record) -> list[Record] | None:
         """Return the records of all processes, in order, to the first; None to the others.
 
         Raises:
-            CheckpointError: if one is not there in time.
+            CheckpointError: if one is not there in time, or is lost before.
         """
         if self._process != self._processes[0]:
             replace_file(self._path(self._process), json.dumps(record).encode("utf-8"))
@@ -101,7 +104,11 @@ class ByFiles:
                         found[process] = _read(self._path(process), list)
             return len(found) == len(self._processes)
 
-        if not _waited(arrived):
+        def lost() -> bool:
+            return bool(self._lost_of([p for p in self._processes if p not in found]))
+
+        if not _waited(arrived, lost):
+            self._refuse_lost([p for p in self._processes if p not in found])
             missing = next(p for p in self._processes if p not in found)
             raise CheckpointError(
                 f"process {missing} has not written its part within {TIMEOUT.value:g} s: "
@@ -113,7 +120,7 @@ class ByFiles:
         """Return what the first process says about the save: None if it is complete.
 
         Raises:
-            CheckpointError: if it says nothing in time.
+            CheckpointError: if it says nothing in time, or is lost before.
         """
         failed = self._folder / "failed.json"
         if self._process == self._processes[0]:
@@ -125,7 +132,12 @@ class ByFiles:
             return outcome
         # The first process takes the record away when it has done all that follows the commit.
         own = self._path(self._process)
-        if not _waited(lambda: failed.exists() or not own.exists()) and not self._is_complete():
+        first = self._processes[:1]
+        ended = _waited(
+            lambda: failed.exists() or not own.exists(), lambda: bool(self._lost_of(first))
+        )
+        if not ended and not self._is_complete():
+            self._refuse_lost(first)
             raise CheckpointError(
                 f"the first process has not completed the checkpoint within {TIMEOUT.value:g} s."
             )
@@ -136,16 +148,32 @@ class ByFiles:
             return _read(failed, str)
         return None
 
+    def _refuse_lost(self, peers: Sequence[int]) -> None:
+        """Say that the checkpoint is not complete, if one of some processes is lost.
+
+        Raises:
+            CheckpointError: if one is.
+        """
+        for peer, how in sorted(self._lost_of(peers).items()):
+            raise CheckpointError(
+                f"process {peer} {how} before its part of the checkpoint was complete. What was "
+                "there before is as it was; save again once the others have recovered."
+            )
+
     def _path(self, process: int) -> Path:
         return self._folder / f"{process:05d}.json"
 
 
-def _waited(arrived: Callable[[], bool]) -> bool:
-    """Wait until something has happened, or the deadline has passed; return whether it has."""
+def _waited(arrived: Callable[[], bool], lost: Callable[[], bool]) -> bool:
+    """Wait until something has happened; return whether it has.
+
+    It has not if the deadline has passed, or whoever was to do it is lost.
+    """
     until, pause = time.monotonic() + TIMEOUT.value, _OFTEN
     while not arrived():
-        if time.monotonic() > until:
-            return False
+        # What is lost now may have done it since the last look.
+        if time.monotonic() > until or lost():
+            return arrived()
         time.sleep(pause)
         pause = min(2 * pause, _SELDOM)
     return True
