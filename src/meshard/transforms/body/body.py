@@ -324,15 +324,10 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
         for t, weak in inferred(scope.world, name, types, params)
     ]
 
-    alone = not any(k.weak is None for k in grids) or takes_arrays_only(name)
+    alone = takes_arrays_only(name) or all(k.weak for k in grids)
 
     def run(body: Body, values: Sequence[Any]) -> Any:
-        given = [
-            x
-            if type(x) is not Grid or x.kind.weak is None
-            else (x.standing_for(None) if alone else x.number)
-            for x in values
-        ]
+        given = [_met(x, alone) for x in values]
         own = tuple([x.kind if type(x) is Grid else type(x) for x in given])
         found = decided(scope, name, own, params).run(body, given)
         results = found if isinstance(found, tuple) else (found,)
@@ -340,6 +335,13 @@ def _weakly(scope: Scope, name: str, kinds: Kinds, params: Params) -> Runner:
         return made[0] if len(made) == 1 else tuple(made)
 
     return run
+
+
+def _met(x: Any, alone: bool) -> Any:
+    """Return what stands for a number as that number, or as an array where it meets none."""
+    if type(x) is not Grid or x.kind.weak is None:
+        return x
+    return x.standing_for(None) if alone else x.number
 
 
 def _moving(

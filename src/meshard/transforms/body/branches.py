@@ -93,7 +93,10 @@ def alike(x: Grid, sharding: Any) -> Grid:
         return x
     cells = _alike(body.scope, x.cells, sharding)
     type = body.scope.world.type_of(kind.shape, kind.dtype, sharding, True)
-    return Grid(body, body.scope.kind(type, kind.extent, kind.varies), tuple(cells))
+    found = Grid(body, body.scope.kind(type, kind.extent, kind.varies), tuple(cells))
+    if body.recorder is not None:
+        body.recorder.lifted(found, x)
+    return found
 
 
 def widened(x: Grid, varies: frozenset[str]) -> Grid:
