@@ -336,7 +336,8 @@ class Panel:
             name = f"\u2190 {self.names[-2]}"
             yield centred(x, y, name, "middle", transform=upright(x, y))
         room = LETTER * SIZE * max((len(text) for _, text in self.columns), default=0) + 4
-        for x, text in thinned(self.columns, room, 1.5 * room):
+        flush = bool(self.columns) and self.columns[-1][0] == self.width  # its text ends there
+        for x, text in thinned(self.columns, room, 1.5 * room * flush):
             anchor = "start" if x == 0 else "end" if x == self.width else "middle"
             yield centred(x, -8, text, anchor)
         for y, text in thinned(self.rows, SIZE + 2):
