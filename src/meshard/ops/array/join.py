@@ -29,7 +29,7 @@ from meshard.ops.array.shape import (
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
-from meshard.ops.dtypes.promotion import EXTENDED, common_dtype
+from meshard.ops.dtypes.promotion import EXTENDED, common_dtype, weak_kind
 from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.later import Advised, relaid, when_laid_out
 from meshard.ops.row import Dtype, MoveOp, Params, register
@@ -113,6 +113,7 @@ def concatenate(
     values = [as_array(a) for a in arrays]
     if not values:
         raise ShapeError("concatenate: needs at least one array.")
+    flat = axis is None
     if axis is None:
         values, axis = [ravel(x) for x in values], 0
     (dim,) = normalised_axes(axis, values[0].ndim, "concatenate")
@@ -125,7 +126,10 @@ def concatenate(
                 f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
                 f"differ along dim {dim} only."
             )
-    common = common_dtype("concatenate", [x.dtype for x in values])
+    # Beside flat arrays, as NumPy has it, Python's numbers take the others' dtype.
+    weak = [weak_kind(a) if flat else None for a in arrays]
+    kinds = [k or x.dtype for k, x in zip(weak, values, strict=True)]
+    common = common_dtype("concatenate", kinds)
     wanted = common if dtype is None else _cast_to(common, as_dtype(dtype), casting)
     alike = [x if x.dtype == wanted else x.astype(wanted) for x in values]
     return bind("concatenate", *alike, axis=dim)

@@ -564,17 +564,20 @@ def setdiff1d(
     """Return the distinct elements of the first array that are not in the second, sorted.
 
     Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
+    With ``assume_unique`` the elements stay in the first array's order.
 
     >>> import meshard.numpy as mnp
     >>> mnp.setdiff1d(mnp.asarray([3, 1, 2]), mnp.asarray([2])).tolist()
     [1, 3]
     """
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
+    fill = 0 if fill_value is None else fill_value
+    if assume_unique:
+        own = y if size is not None else concrete(y, "setdiff1d", GIVE_SIZE)
+        return _selected("setdiff1d", isin(x, own, invert=True), x, 0, size, fill)
     if size is not None:
-        fill = 0 if fill_value is None else fill_value
         return _sized_set(*_distinct(x, y, among=False), size, fill)
-    values = unique(x)
-    return _in_set("setdiff1d", values, y, among=False)
+    return _in_set("setdiff1d", unique(x), y, among=False)
 
 
 @checked
