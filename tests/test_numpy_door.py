@@ -680,6 +680,9 @@ REFUSED = """
     xp.ediff1d(xp.arange(3), to_end=xp.nan) | xp.ediff1d(xp.arange(3), to_begin=2.5)
     xp.max(xp.ones(2, xp.int8), initial=300)
     xp.multiply.reduce(xp.ones(2, xp.int8), dtype=xp.int8, initial=300)
+    xp.isin(xp.arange(2), 1, kind="quick") | xp.isin(xp.ones(2), 1.0, kind="table")
+    xp.unravel_index([], (0,)) | xp.unravel_index(xp.arange(1), ())
+    xp.unpackbits(xp.ones(1, xp.uint8), count=-9)
     xp.linalg.cond(xp.zeros((2, 0))) | xp.ones((1,) * 65)
 """
 

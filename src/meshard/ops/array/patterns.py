@@ -238,7 +238,12 @@ def unravel_index(
     """
     flat = as_array(indices)
     volume = math.prod(shape)
-    if flat.dtype.kind not in "iu" and flat.size:
+    if not shape and flat.ndim:
+        raise ArgumentError(
+            "unravel_index: an array without dims has one position, which one number says; got "
+            f"indices of shape {flat.shape}."
+        )
+    if flat.dtype.kind not in "iu":
         raise DtypeError(
             f"unravel_index: indices must be integers, but their dtype is {flat.dtype}."
         )

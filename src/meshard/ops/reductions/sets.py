@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
@@ -419,13 +420,20 @@ def isin(
         test_elements: what to look for; where it is split, each device looks at its own part.
         assume_unique: accepted as in NumPy.
         invert: whether to return where they are not.
-        kind: accepted as in NumPy.
+        kind: None, ``"sort"`` or ``"table"``, which NumPy chooses from; the result is the same.
 
     >>> import meshard.numpy as mnp
     >>> mnp.isin(mnp.arange(4), mnp.asarray([1, 9])).tolist()
     [False, True, False, False]
     """
-    found = bind("isin", as_array(element), ravel(as_array(test_elements)))
+    x, others = as_array(element), ravel(as_array(test_elements))
+    if kind is not None and choice_of(kind, ("sort", "table"), "isin", "kind") == "table":
+        for y in (x, others):
+            if not is_whole(y.dtype):
+                raise ArgumentError(
+                    f"isin: kind='table' is for integers and bools, not {y.dtype}; leave it out."
+                )
+    found = bind("isin", x, others)
     return bind("logical_not", found) if invert else found
 
 
