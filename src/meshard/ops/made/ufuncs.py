@@ -260,6 +260,20 @@ def _in_place(what: str, inplace: bool) -> None:
         )
 
 
+def _combined_at(name: str, a: Any, indices: Any, b: Any) -> Any:
+    """Return an array with elements at positions combined with others."""
+    if name not in _UPDATES:
+        raise ArgumentError(
+            f"{name}.at: positions that repeat are combined by {', '.join(_UPDATES)} only. Use "
+            "x.at[index].apply(function) where they do not repeat."
+        )
+    x = as_array(a)
+    kind = common_dtype(f"{name}.at", [x.dtype, weak_kind(b) or as_array(b).dtype])
+    # What is combined keeps its dtype, as in NumPy: only the result is cast to the array's.
+    wide = x.astype(kind, copy=False)
+    return getattr(At(wide)[indices], _UPDATES[name])(b).astype(x.dtype, copy=False)
+
+
 def _with_methods(name: str, function: Binary) -> None:
     """Give an elementwise function of two operands the methods that NumPy's ufunc has."""
     ufunc: np.ufunc = getattr(np, name)
@@ -307,16 +321,7 @@ def _with_methods(name: str, function: Binary) -> None:
     def at(a: ArrayLike, indices: Any, b: ArrayLike, /, *, inplace: bool = True) -> Array:
         """Return the array with elements at positions, which may repeat, combined with others."""
         _in_place(f"{name}.at", inplace)
-        if name not in _UPDATES:
-            raise ArgumentError(
-                f"{name}.at: positions that repeat are combined by {', '.join(_UPDATES)} only. Use "
-                "x.at[index].apply(function) where they do not repeat."
-            )
-        x = as_array(a)
-        kind = common_dtype(f"{name}.at", [x.dtype, weak_kind(b) or as_array(b).dtype])
-        # What is combined keeps its dtype, as in NumPy: only the result is cast to the array's.
-        wide = x.astype(kind, copy=False)
-        return getattr(At(wide)[indices], _UPDATES[name])(b).astype(x.dtype, copy=False)
+        return _combined_at(name, a, indices, b)
 
     for method in (reduce, accumulate, reduceat, outer, at):
         method.__qualname__ = f"{name}.{method.__name__}"
