@@ -272,3 +272,31 @@ def test_functions_that_change_an_array_may_do_so() -> None:
             mnp.put_along_axis(x, places, -1.0, 1)
 
     alone(body)
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [
+        *(
+            (0, 7),
+            (-1, 2.9),
+            (slice(1, 20, 3), [1, 2]),
+            ([3, 4], 5),
+            (slice(None), [[1, 2], [3, 4]]),
+        ),
+        (GRID.ravel() % 3 == 0, [9, 8]),
+    ],
+)
+def test_flat_writes_into_the_array(index, value):
+    def body() -> None:
+        wanted, ours = GRID.astype(int), put(GRID.astype(int), "i", "j")
+        sharding, wanted.flat[index] = ours.sharding, value
+        with mnp.writeable():
+            ours.flat[index] = value
+            np.testing.assert_array_equal(ours, wanted)
+            np.testing.assert_array_equal(ours.flat, wanted.ravel())
+        assert ours.sharding == sharding
+        with pytest.raises(ArgumentError, match="immutable"):
+            ours.flat[index] = value
+
+    alone(body)

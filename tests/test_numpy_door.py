@@ -7,6 +7,7 @@ worlds: what NumPy gives is what is wanted.
 import doctest
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -671,3 +672,33 @@ def test_elements_on_edges_fall_into_the_bins_that_numpy_puts_them_in(dtype, bin
     assert np.array_equal(mnp.histogram(mnp.asarray(x), edges)[0], expected)
     x[5] = np.nan
     assert mnp.histogram(mnp.asarray(x), edges)[0].sum() in (expected.sum() - 1, expected.sum())
+
+
+REFUSED = """
+    xp.r_[xp.ones(2, xp.int8), 255] | xp.r_[xp.ones(2, xp.uint8), -1]
+    xp.insert(xp.ones(2, xp.int8), 1, 255) | xp.pad(xp.ones(2, xp.int8), 1, constant_values=300)
+    xp.ediff1d(xp.arange(3), to_end=xp.nan) | xp.ediff1d(xp.arange(3), to_begin=2.5)
+    xp.max(xp.ones(2, xp.int8), initial=300)
+    xp.multiply.reduce(xp.ones(2, xp.int8), dtype=xp.int8, initial=300)
+    xp.isin(xp.arange(2), 1, kind="quick") | xp.isin(xp.ones(2), 1.0, kind="table")
+    xp.unravel_index([], (0,)) | xp.unravel_index(xp.arange(1), ())
+    xp.unpackbits(xp.ones(1, xp.uint8), count=-9)
+    xp.linalg.cond(xp.zeros((2, 0))) | xp.ones((1,) * 65)
+"""
+
+
+@pytest.mark.parametrize("call", [c.strip() for c in re.split(r"[|\n]", REFUSED) if c.strip()])
+def test_what_numpy_refuses_is_refused_by_an_error_of_the_same_class(call: str) -> None:
+    with pytest.raises(Exception) as wanted:  # noqa: PT011
+        eval(call, {"xp": np})
+    kind = next(k for k in wanted.type.__mro__ if k.__module__ in ("builtins", "numpy.linalg"))
+    with pytest.raises(kind):
+        eval(call, {"xp": mnp})
+
+
+@pytest.mark.parametrize(("name", "value"), [("power", 3.5), ("divide", 3), ("add", -1.5)])
+def test_combining_at_positions_casts_the_result_only(name: str, value: float) -> None:
+    wanted = np.arange(2, 10)
+    getattr(np, name).at(wanted, [0, 3], value)
+    found = getattr(mnp, name).at(mnp.arange(2, 10), [0, 3], value, inplace=False)
+    np.testing.assert_array_equal(found, wanted, strict=True)

@@ -13,7 +13,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.pictured import HasPage
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.world import current
-from meshard.errors import ArgumentError, ShardingError, did_you_mean
+from meshard.errors import ArgumentError, ShapeError, ShardingError, did_you_mean
 
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
 
@@ -54,6 +54,10 @@ def box_of(index: Sequence[slice], shape: tuple[int, ...], device: Device, whose
             f"{whose}: the box of {device!r}, {shown(tuple(index))}, holds a slice whose ends are "
             "not integers."
         ) from None
+
+
+_MOST_DIMS = 63
+"""NumPy's 64 less one: a layout's tensor of devices has one more dim, for replicas."""
 
 
 class Sharding(HasPage, ABC):
@@ -149,6 +153,11 @@ class Sharding(HasPage, ABC):
             shape, layout = self._shape(shape, "layout", "shape"), None
         if layout is None:
             shape = self._shape(shape, "layout", "shape")
+            if len(shape) > _MOST_DIMS:
+                raise ShapeError(
+                    f"An array of {len(shape)} dims cannot be laid out: there are at most "
+                    f"{_MOST_DIMS}, one less than NumPy has. Leave out some dims of size one."
+                )
             layout = self._layout(shape)
             if len(known) > 64:
                 known.clear()

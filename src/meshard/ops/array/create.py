@@ -688,7 +688,7 @@ def linspace(
     natural = _promoted((first, last, 1.0))
     wanted = as_dtype(dtype) if dtype is not None else natural
     parts = count - 1 if endpoint else count
-    if low.ndim or high.ndim or not parts:
+    if low.ndim or high.ndim or parts <= 0:
         values, step = np.linspace(
             low, high, count, endpoint=endpoint, retstep=True, dtype=wanted, axis=axis
         )
@@ -730,7 +730,7 @@ def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) 
     parts = count - 1 if endpoint else count
     wanted = _promoted((start, stop, 1.0))
     first, last = broadcast_arrays(*[as_array(v).astype(wanted) for v in (start, stop)])
-    step = bind("divide", last - first, parts) if parts > 0 else (last - first) * float("nan")
+    step = bind("divide", last - first, parts) if parts > 0 else last
     rank = first.ndim + 1
     at = axis % rank
     counted = arange(count).astype(first.dtype).reshape((-1,) + (1,) * (rank - at - 1))
@@ -740,7 +740,9 @@ def _line_between(start: Any, stop: Any, count: int, endpoint: bool, axis: int) 
         if parts > 0
         else broadcast_to(first, (*first.shape[:at], count, *first.shape[at + 1 :]))
     )
-    return (bind("where", counted == parts, last, line) if endpoint and parts > 0 else line), step
+    if parts <= 0:
+        return line, np.float64("nan")  # one number, as in NumPy
+    return (bind("where", counted == parts, last, line) if endpoint else line), step
 
 
 def _by_position(

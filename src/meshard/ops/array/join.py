@@ -29,7 +29,7 @@ from meshard.ops.array.shape import (
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
-from meshard.ops.dtypes.promotion import EXTENDED, common_dtype
+from meshard.ops.dtypes.promotion import EXTENDED, common_dtype, weak_kind
 from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.later import Advised, relaid, when_laid_out
 from meshard.ops.row import Dtype, MoveOp, Params, register
@@ -113,25 +113,32 @@ def concatenate(
     values = [as_array(a) for a in arrays]
     if not values:
         raise ShapeError("concatenate: needs at least one array.")
-    if axis is None:
+    kinds: list[Any] = [x.dtype for x in values]
+    if axis is None:  # then Python's numbers take the others' dtype, as NumPy has it
+        kinds = [weak_kind(a) or x.dtype for a, x in zip(arrays, values, strict=True)]
         values, axis = [ravel(x) for x in values], 0
     (dim,) = normalised_axes(axis, values[0].ndim, "concatenate")
-    first = values[0].shape
-    for number, x in enumerate(values):
-        if x.ndim != len(first) or any(
-            a != b for d, (a, b) in enumerate(zip(x.shape, first, strict=True)) if d != dim
-        ):
-            raise ShapeError(
-                f"concatenate: array {number} has shape {x.shape}, array 0 {first}; they may "
-                f"differ along dim {dim} only."
-            )
-    common = common_dtype("concatenate", [x.dtype for x in values])
+    _check_sizes([x.shape for x in values], dim)
+    common = common_dtype("concatenate", kinds)
     wanted = common if dtype is None else _cast_to(common, as_dtype(dtype), casting)
     alike = [x if x.dtype == wanted else x.astype(wanted) for x in values]
     return bind("concatenate", *alike, axis=dim)
 
 
 concat = concatenate
+
+
+def _check_sizes(shapes: Sequence[tuple[int, ...]], dim: int) -> None:
+    """Refuse shapes that differ elsewhere than along the dim to be joined."""
+    first = shapes[0]
+    for number, shape in enumerate(shapes):
+        if len(shape) != len(first) or any(
+            a != b for d, (a, b) in enumerate(zip(shape, first, strict=True)) if d != dim
+        ):
+            raise ShapeError(
+                f"concatenate: array {number} has shape {shape}, array 0 {first}; they may "
+                f"differ along dim {dim} only."
+            )
 
 
 def _cast_to(own: Dtype, wanted: Dtype, casting: str) -> Dtype:

@@ -93,7 +93,8 @@ def geomspace(
         start, stop = (concrete(v, "geomspace", way_out) for v in (start, stop))
     first, last = (known(v) if is_array(v) else as_host(v, "geomspace") for v in (start, stop))
     try:
-        values = np.geomspace(first, last, num, endpoint, axis=axis)
+        wide = None if dtype is None or as_dtype(dtype).kind != "c" else as_dtype(dtype)
+        values = np.geomspace(first, last, num, endpoint, wide, axis)
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"geomspace: there is no sequence from {start} to {stop}: {error}."
@@ -237,7 +238,12 @@ def unravel_index(
     """
     flat = as_array(indices)
     volume = math.prod(shape)
-    if flat.dtype.kind not in "iu" and flat.size:
+    if not shape and flat.ndim:
+        raise ArgumentError(
+            "unravel_index: an array without dims has one position, which one number says; got "
+            f"indices of shape {flat.shape}."
+        )
+    if flat.dtype.kind not in "iu":
         raise DtypeError(
             f"unravel_index: indices must be integers, but their dtype is {flat.dtype}."
         )
@@ -334,7 +340,7 @@ def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
     >>> mnp.append(mnp.arange(3), 5).tolist()
     [0, 1, 2, 5]
     """
-    return concatenate([arr, values], axis=axis)
+    return concatenate([as_array(arr), as_array(values)], axis=axis)
 
 
 @overload

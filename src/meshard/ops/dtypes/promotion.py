@@ -127,6 +127,19 @@ def cast(x: Block, dtype: Dtype) -> Block:
     return x.astype(dtype, copy=False)
 
 
+def same_kind(own: Dtype, wanted: Dtype) -> bool:
+    """Whether NumPy converts a dtype by ``casting="same_kind"``; short ones by their kinds."""
+    if {own, wanted} & EXTENDED:
+        order = "buifc"
+        return order.index(kind_of(own)) <= order.index(kind_of(wanted))
+    return np.can_cast(own, wanted, "same_kind")
+
+
+def weak_kind(value: object) -> type | None:
+    """Return the type of a Python number, which is promoted to the dtypes beside it; else None."""
+    return next((k for k in (bool, int, float, complex) if type(value) is k), None)
+
+
 def common_dtype(what: str, dtypes: Sequence[Dtype | type]) -> Dtype:
     """Return the dtype to which the operands of a function are promoted.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
 from meshard.ops.checked import DtypeLike, checked
@@ -25,6 +25,7 @@ from meshard.ops.linalg.contract import matmul
 from meshard.ops.linalg.decompose import (
     inv,
     matrices,
+    slogdet,
     svd,
     svdvals,
 )
@@ -197,7 +198,8 @@ def lstsq(
         a: a matrix, ``(m, n)``.
         b: a vector, ``(m,)``, or a matrix, ``(m, k)``.
         rcond: the share of the greatest singular value up to which one counts as zero; by default
-            the longer side times the dtype's eps; a negative one stands for eps.
+            the longer side times the dtype's eps; a negative one stands for eps / 2, as
+            in LAPACK.
         numpy_resid: whether there are no residuals where NumPy has none; otherwise there always
             are, as in JAX by default.
 
@@ -226,7 +228,7 @@ def lstsq(
     x, y = x.astype(common, copy=False), y.astype(common, copy=False)
     columns = y if y.ndim == 2 else expand_dims(y, 1)
     if rcond is not None and not is_traced(rcond) and rcond < 0:
-        rcond = float(np.finfo(np.dtype(accumulator(common))).eps)
+        rcond = float(np.finfo(np.dtype(accumulator(common))).eps) / 2
     u, s, vh = svd(x, full_matrices=False)
     large = s > _limit(x, s, rcond) if s.size else s > 0
     share = matmul(turned(u), columns) * expand_dims(_inverted(s, large), 1)
@@ -248,20 +250,31 @@ def cond(x: ArrayLike, p: float | str | None = None) -> Array:
         p: None or 2 for the greatest singular value by the least, -2 for the inverse of that; for
             square matrices another norm, see `matrix_norm`.
 
+    Returns:
+        The numbers; infinity for singular matrices.
+
     Raises:
         ShapeError: if a norm needs square matrices.
-        LinAlgError: if a norm needs the inverse, and a matrix is singular.
+        LinAlgError: if the matrices have no elements.
 
     >>> import meshard.numpy as mnp
     >>> float(mnp.linalg.cond(mnp.asarray([[4.0, 0.0], [0.0, 2.0]])))
     2.0
     """
     value = matrices("cond", x)
+    if not all(value.shape[-2:]):
+        raise LinAlgError(f"cond: matrices of shape {value.shape[-2:]} have no condition number.")
     if p is None or p in (2, -2):
         s = svdvals(value)
-        ends = s[..., 0], s[..., -1]
-        return ends[1] / ends[0] if p == -2 else ends[0] / ends[1]
-    return matrix_norm(value, ord=p) * matrix_norm(inv(value), ord=p)
+        above, below = (s[..., -1], s[..., 0]) if p == -2 else (s[..., 0], s[..., -1])
+        zero = bind("equal", below, 0)
+        return bind("where", zero, float("inf"), above / bind("where", zero, 1, below))
+    singular = bind("equal", slogdet(value)[0], 0)
+    own = expand_dims(expand_dims(singular, -1), -1)
+    regular = bind("where", own, eye(value.shape[-1], dtype=value.dtype), value)
+    norm = matrix_norm(value, ord=p)  # NaN where the matrix has one
+    inverse = bind("where", singular, float("inf"), matrix_norm(inv(regular), ord=p))
+    return bind("where", bind("equal", norm, 0), float("inf"), norm) * inverse
 
 
 @checked

@@ -153,7 +153,9 @@ def unpackbits(
     bits = reshape(bits, (*x.shape[:dim], size, *x.shape[dim + 1 :]))
     if count is None:
         return bits
-    wanted = max(size + count, 0) if count < 0 else count
+    if count < -size:
+        raise ArgumentError(f"unpackbits: count {count} leaves out more than the {size} bits.")
+    wanted = size + count if count < 0 else count
     head = (slice(None),) * dim
     if wanted <= size:
         return bits[(*head, slice(0, wanted))]

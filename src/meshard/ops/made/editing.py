@@ -23,7 +23,7 @@ from meshard.ops.reductions.sets import compress
 from meshard.ops.reductions.sort import searchsorted, sort
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array, as_host
+from meshard.runtime.moving.place import as_array, as_host, filling
 from meshard.runtime.types import ArrayLike
 
 Places = int | slice | ArrayLike | Sequence[int]
@@ -153,7 +153,7 @@ def insert(arr: ArrayLike, obj: Places, values: ArrayLike, axis: int | None = No
     """
     x, dim = _along("insert", arr, axis)
     size = x.shape[dim]
-    new = as_array(values).astype(x.dtype, copy=False)
+    new = filling(values, x.dtype, "insert: values")
     places: Any = obj
     if is_traced(obj) and places.ndim:
         way_out = "The order of several positions is not known. Insert one by one."

@@ -15,11 +15,11 @@ from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.patterns import diag_indices, tril_indices, triu_indices
 from meshard.ops.array.shape import broadcast_arrays, moveaxis, reshape
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.promotion import common_dtype
+from meshard.ops.dtypes.promotion import common_dtype, weak_kind
 from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
+from meshard.runtime.moving.place import as_array, filling
 from meshard.runtime.types import ArrayLike
 
 
@@ -101,7 +101,7 @@ class Joiner:
         common = common_dtype(self._name, kinds)
         shaped = []
         for value, part in zip(values, parts, strict=True):
-            x = as_array(value).astype(common, copy=False)
+            x = _joined(value, common, self._name)
             own = 1 if isinstance(part, slice) else x.ndim
             missing = least - x.ndim
             if missing > 0:
@@ -127,9 +127,16 @@ class Joiner:
         return axis, least, behind
 
 
+def _joined(value: Any, dtype: Any, what: str) -> Any:
+    """Return a part in the dtype of all; Python's numbers must fit into it, others are cast."""
+    if weak_kind(value):
+        return filling(value, dtype, what)
+    return as_array(value).astype(dtype, copy=False)
+
+
 def _kind(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, complex)):
-        return type(value)
+    if (weak := weak_kind(value)) is not None:
+        return weak
     return value.dtype if hasattr(value, "dtype") else as_array(value).dtype
 
 

@@ -234,7 +234,8 @@ def _border(constant_values: Any, x: Any) -> Any:
     if is_traced(constant_values):
         way_out = "A traced constant_values must be one number. Give one, or pad side by side."
         constant_values = np.asarray(concrete(constant_values, "pad", way_out))
-    filler = as_host(constant_values, "pad: constant_values")
+    typed = hasattr(constant_values, "dtype")
+    filler = as_host(constant_values, "pad: constant_values", None if typed else x.dtype)
     return _per_side("constant_values", filler, x.ndim).astype(x.dtype)
 
 

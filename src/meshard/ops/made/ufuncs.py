@@ -24,6 +24,7 @@ from meshard.ops.array.shape import broadcast_to, reshape
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
+from meshard.ops.dtypes.promotion import common_dtype, weak_kind
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
 from meshard.ops.lax import reduce as _rows  # noqa: F401  (which registers those of bits)
 from meshard.ops.reductions import reduce as reductions
@@ -235,18 +236,21 @@ def _reduced_at(combine: Any, a: Any, indices: Any, axis: int, dtype: Any) -> An
     if is_traced(indices):
         indices = concrete(indices, what, "They decide which elements meet. Give integers.")
     places = known(indices) if is_array(indices) else as_host(indices, f"{what}: indices")
-    if places.ndim != 1 or places.dtype.kind not in "iu":
+    if places.ndim != 1 or (places.size and places.dtype.kind not in "iu"):
         raise ArgumentError(f"{what}: indices must be integers, got {described(indices)}.")
     if places.size and (places.min() < 0 or places.max() >= size):
         raise IndexingError(
             f"{what}: positions from {places.min()} to {places.max()} for a dim of size {size}."
         )
+    if not places.size:
+        one = broadcast_to(np.ones((), x.dtype), (1,))
+        return _part(x, dim, 0, 0).astype(combine(one, 0, dtype).dtype, copy=False)
     ends = [*places[1:].tolist(), size]
     parts = []
     for start, stop in zip(places.tolist(), ends, strict=True):
         own = _part(x, dim, start, max(stop, start + 1))
         parts.append(combine(own, dim, dtype, None, True))
-    return concatenate(parts, axis=dim) if parts else _part(x, dim, 0, 0)
+    return concatenate(parts, axis=dim)
 
 
 def _in_place(what: str, inplace: bool) -> None:
@@ -254,6 +258,20 @@ def _in_place(what: str, inplace: bool) -> None:
         raise ArgumentError(
             f"{what}: arrays are immutable; give inplace=False, and use what it returns."
         )
+
+
+def _combined_at(name: str, a: Any, indices: Any, b: Any) -> Any:
+    """Return an array with elements at positions combined with others."""
+    if name not in _UPDATES:
+        raise ArgumentError(
+            f"{name}.at: positions that repeat are combined by {', '.join(_UPDATES)} only. Use "
+            "x.at[index].apply(function) where they do not repeat."
+        )
+    x = as_array(a)
+    kind = common_dtype(f"{name}.at", [x.dtype, weak_kind(b) or as_array(b).dtype])
+    # What is combined keeps its dtype, as in NumPy: only the result is cast to the array's.
+    wide = x.astype(kind, copy=False)
+    return getattr(At(wide)[indices], _UPDATES[name])(b).astype(x.dtype, copy=False)
 
 
 def _with_methods(name: str, function: Binary) -> None:
@@ -303,12 +321,7 @@ def _with_methods(name: str, function: Binary) -> None:
     def at(a: ArrayLike, indices: Any, b: ArrayLike, /, *, inplace: bool = True) -> Array:
         """Return the array with elements at positions, which may repeat, combined with others."""
         _in_place(f"{name}.at", inplace)
-        if name not in _UPDATES:
-            raise ArgumentError(
-                f"{name}.at: positions that repeat are combined by {', '.join(_UPDATES)} only. Use "
-                "x.at[index].apply(function) where they do not repeat."
-            )
-        return getattr(At(as_array(a))[indices], _UPDATES[name])(b)
+        return _combined_at(name, a, indices, b)
 
     for method in (reduce, accumulate, reduceat, outer, at):
         method.__qualname__ = f"{name}.{method.__name__}"

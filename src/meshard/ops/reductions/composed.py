@@ -24,7 +24,7 @@ from meshard.ops.dtypes.laws import (
     operand_dtype,
     same_dtype,
 )
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, weak_kind
 from meshard.ops.engine.concrete import concrete, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.ops.pieces import in_pieces
@@ -83,27 +83,50 @@ register(Op("interp", "..., !p, !p -> ...", _interpolate, dtypes=_interp_law))
 
 @checked
 def isclose(
-    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: ArrayLike = 1e-5,
+    atol: ArrayLike = 1e-8,
+    equal_nan: bool = False,
 ) -> Array:
     """Return where two arrays differ by at most ``atol + rtol * abs(b)``.
 
     Args:
         a: the first array.
         b: the second array, which the relative tolerance is of.
-        rtol: the relative tolerance.
-        atol: the absolute tolerance.
+        rtol: the relative tolerance; a number, or an array that broadcasts.
+        atol: the absolute tolerance; a number, or an array that broadcasts.
         equal_nan: whether NaN counts as close to NaN.
 
     >>> import meshard.numpy as mnp
     >>> mnp.isclose(mnp.asarray([1.0, 2.0]), mnp.asarray([1.0 + 1e-9, 2.1])).tolist()
     [True, False]
     """
+    if any(hasattr(v, "dtype") for v in (rtol, atol)):
+        return _close_within(as_array(a), as_array(b), rtol, atol, bool(equal_nan))
     return bind("isclose", a, b, rtol=float(rtol), atol=float(atol), equal_nan=bool(equal_nan))
+
+
+def _close_within(x: Any, y: Any, rtol: Any, atol: Any, equal_nan: bool) -> Any:
+    """Return where arrays are close within tolerances whose own dtypes take part, as in NumPy."""
+    y = y.astype(common_dtype("isclose", [y.dtype, float]), copy=False)
+    finite = bind("isfinite", y)
+    known = bind("where", finite, y, 0)
+    least = bind("add", atol, bind("multiply", rtol, bind("absolute", known)))
+    near = bind("less_equal", bind("absolute", bind("subtract", x, known)), least)
+    found = bind("logical_or", bind("logical_and", near, finite), bind("equal", x, y))
+    if not equal_nan:
+        return found
+    return bind("logical_or", found, bind("logical_and", bind("isnan", x), bind("isnan", y)))
 
 
 @checked
 def allclose(
-    a: ArrayLike, b: ArrayLike, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: ArrayLike = 1e-5,
+    atol: ArrayLike = 1e-8,
+    equal_nan: bool = False,
 ) -> Array:
     """Return whether two arrays are close everywhere, as `isclose` defines it.
 
@@ -332,7 +355,9 @@ def choose(
             f"choose: a number is outside the {count} choices, 0 to {count - 1}; mode='clip' "
             "or 'wrap' brings it inside."
         )
-    arrays = broadcast_arrays(*[as_array(c) for c in choices])
+    kinds = [weak_kind(c) or as_array(c).dtype for c in choices]
+    common = common_dtype("choose", kinds)
+    arrays = broadcast_arrays(*[as_array(c).astype(common, copy=False) for c in choices])
     found = arrays[0]
     for i, choice in enumerate(arrays[1:], 1):
         found = bind("where", bind("equal", number, i), choice, found)

@@ -54,9 +54,11 @@ def _are_equal(edges: Block) -> bool:
     """Whether bins differ in width by so little that a place can be computed, but for one bin."""
     if not 2 <= edges.size <= _MOST_COMPUTED or edges.dtype.itemsize < 4:
         return False
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         width = (edges[-1] - edges[0]) / (edges.size - 1)
-        return bool(0 < width < np.inf and (abs(np.diff(edges) - width) < width / 64).all())
+        scale = np.divide(edges.size - 1, edges[-1] - edges[0])
+        finite = 0 < width < np.inf and scale < np.inf
+        return bool(finite and (abs(np.diff(edges) - width) < width / 64).all())
 
 
 def _in_equal_bins(flat: Block, edges: Block) -> Block:

@@ -16,12 +16,12 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype
-from meshard.ops.dtypes.promotion import BYTES
+from meshard.ops.dtypes.promotion import BYTES, kind_of, weak_kind
 from meshard.ops.reductions import short_argmax as narrow
 from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.moving.place import as_array
+from meshard.runtime.moving.place import as_array, filling
 from meshard.runtime.types import ArrayLike, Block
 
 
@@ -282,6 +282,8 @@ def _started(row: str, found: Any, initial: Any) -> Any:
     if initial is None:
         return found
     value = as_array(initial)
+    if weak_kind(initial) in (int, float) and not value.ndim:
+        value = filling(initial, found.dtype, f"{row}: initial")
     if value.ndim or (value.dtype.kind == "c") > (found.dtype.kind == "c"):
         raise ArgumentError(
             f"{row}: initial must be one number that {found.dtype} can hold, got "
@@ -324,7 +326,19 @@ def sum(
     """
     wanted = None if dtype is None else as_dtype(dtype)
     x = masked(as_array(a), where, 0, "sum")
-    return _started("add", _reduce("sum", x, axis, keepdims, dtype=wanted), initial)
+    found = _started("add", _reduce("sum", x, axis, keepdims, dtype=wanted), initial)
+    if not (_is_negative_zero(initial) and kind_of(found.dtype) == "f"):
+        return found
+    # Sums start from 0, and 0 + -0.0 is 0; nothing but negative zeros stays one.
+    own = masked(x, where, -0.0, "sum")
+    zeros = bind("logical_and", bind("equal", own, 0), bind("signbit", own))
+    none_else = all(zeros, axis, None, keepdims)
+    return bind("where", none_else, bind("negative", bind("absolute", found)), found)
+
+
+def _is_negative_zero(value: Any) -> bool:
+    """Whether a known float is -0.0."""
+    return isinstance(value, (float, np.floating)) and not value and bool(np.signbit(value))
 
 
 @checked

@@ -21,6 +21,7 @@ from meshard.ops.array.shape import broadcast_to, ravel, reshape
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_whole
+from meshard.ops.dtypes.promotion import same_kind
 from meshard.ops.engine.later import relaid, when_laid_out
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype
@@ -365,13 +366,24 @@ def ediff1d(
 ) -> Array:
     """Return the differences between neighbours of the flat array, between two given ends.
 
+    Raises:
+        DtypeError: if an end is of another kind than the array, such as a float for integers.
+
     >>> import meshard.numpy as mnp
     >>> mnp.ediff1d(mnp.asarray([1, 4, 9])).tolist()
     [3, 5]
     """
     x = diff(ravel(as_array(ary)))
-    parts = [to_begin, x, to_end]
-    given = [ravel(as_array(p)).astype(x.dtype) for p in parts if p is not None]
+    ends = {"to_begin": to_begin, "to_end": to_end}
+    made = {name: ravel(as_array(end)) for name, end in ends.items() if end is not None}
+    for name, end in made.items():
+        if not same_kind(end.dtype, x.dtype):
+            raise DtypeError(
+                f"ediff1d: {name} has dtype {end.dtype}, which is not converted to {x.dtype}, that "
+                "of the differences. Convert the array first."
+            )
+    parts = [made.get("to_begin"), x, made.get("to_end")]
+    given = [p.astype(x.dtype, copy=False) for p in parts if p is not None]
     return concatenate(given, axis=0) if len(given) > 1 else x
 
 

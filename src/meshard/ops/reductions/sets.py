@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
+from meshard.algebra.arguments import choice_of
 from meshard.algebra.layout import balanced_cuts
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
@@ -419,13 +420,20 @@ def isin(
         test_elements: what to look for; where it is split, each device looks at its own part.
         assume_unique: accepted as in NumPy.
         invert: whether to return where they are not.
-        kind: accepted as in NumPy.
+        kind: None, ``"sort"`` or ``"table"``, which NumPy chooses from; the result is the same.
 
     >>> import meshard.numpy as mnp
     >>> mnp.isin(mnp.arange(4), mnp.asarray([1, 9])).tolist()
     [False, True, False, False]
     """
-    found = bind("isin", as_array(element), ravel(as_array(test_elements)))
+    x, others = as_array(element), ravel(as_array(test_elements))
+    if kind is not None and choice_of(kind, ("sort", "table"), "isin", "kind") == "table":
+        for y in (x, others):
+            if not is_whole(y.dtype):
+                raise ArgumentError(
+                    f"isin: kind='table' is for integers and bools, not {y.dtype}; leave it out."
+                )
+    found = bind("isin", x, others)
     return bind("logical_not", found) if invert else found
 
 
@@ -564,17 +572,20 @@ def setdiff1d(
     """Return the distinct elements of the first array that are not in the second, sorted.
 
     Takes what `union1d` takes; where there are no more, zeros fill the rest by default, as in JAX.
+    With ``assume_unique`` the elements stay in the first array's order.
 
     >>> import meshard.numpy as mnp
     >>> mnp.setdiff1d(mnp.asarray([3, 1, 2]), mnp.asarray([2])).tolist()
     [1, 3]
     """
     x, y = ravel(as_array(ar1)), ravel(as_array(ar2))
+    fill = 0 if fill_value is None else fill_value
+    if assume_unique:
+        own = y if size is not None else concrete(y, "setdiff1d", GIVE_SIZE)
+        return _selected("setdiff1d", isin(x, own, invert=True), x, 0, size, fill)
     if size is not None:
-        fill = 0 if fill_value is None else fill_value
         return _sized_set(*_distinct(x, y, among=False), size, fill)
-    values = unique(x)
-    return _in_set("setdiff1d", values, y, among=False)
+    return _in_set("setdiff1d", unique(x), y, among=False)
 
 
 @checked

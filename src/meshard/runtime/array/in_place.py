@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 
@@ -128,6 +128,45 @@ def _in_place(operator: Callable[[Any, Any], Any], symbol: str) -> Callable[[Any
     return method
 
 
+@final
+class FlatPlaces:
+    """What ``x.flat`` is where arrays may be written into: ``x.flat[index] = y`` changes ``x``."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._x.ravel()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Put values there, repeated as often as need be, as NumPy does."""
+        refuse_write(self._x)
+        flat = self._x.ravel()
+        new, shape = call("ravel", call("asarray", value)), flat[index].shape
+        if shape and new.size:
+            turn = np.arange(int(np.prod(shape))) % new.size
+            new = call("reshape", call("take", new, turn), shape)
+        changed = call("update_at", flat, index, new if shape else new[0], "set", {})
+        changed = call("reshape", changed, self._x.shape)
+        self._x._rebind(
+            call("to_device", changed, self._x.sharding) if self._x.committed else changed
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._x.ravel())
+
+    def __len__(self) -> int:
+        return int(self._x.size)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self._x, dtype, copy=copy).reshape(-1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._x.ravel(), name)
+
+
 class InPlace:
     """The operators that change an array where that is allowed; elsewhere they make a new one."""
 
@@ -138,6 +177,16 @@ class InPlace:
         raise NotImplementedError
 
     if not TYPE_CHECKING:  # to type checkers `x += y` is what `x + y` is
+
+        @property
+        def flat(self) -> Any:
+            """The array with one dim, to iterate over, to index, and where allowed to write to."""
+            return FlatPlaces(self) if may_write() else call("ravel", self)
+
+        @flat.setter
+        def flat(self, value: Any) -> None:
+            FlatPlaces(self)[:] = value
+
         __iadd__ = _in_place(ArrayOperators.__add__, "+=")
         __isub__ = _in_place(ArrayOperators.__sub__, "-=")
         __imul__ = _in_place(ArrayOperators.__mul__, "*=")

@@ -201,6 +201,18 @@ def as_array(x: Any, dtype: Any = None, *, fresh: bool = False) -> Any:
     return Array(world.type_of(value.shape, value.dtype, home(world), False), (value,))
 
 
+def filling(x: Any, dtype: Any, what: str) -> Any:
+    """Return an array-like that goes into an array of a dtype; arrays are cast to it.
+
+    Raises:
+        OutOfRangeError: if a Python integer does not fit into the dtype.
+        DtypeError: if a Python number cannot be one of the dtype, such as NaN among integers.
+    """
+    if hasattr(x, "dtype"):
+        return as_array(x).astype(dtype, copy=False)
+    return as_array(as_host(x, what, dtype), fresh=True)
+
+
 def _copied(world: RuntimeWorld, value: Block) -> Block:
     target = world.memory.allocate(value.shape, value.dtype)
     _run_copies(world, [(target, value)])

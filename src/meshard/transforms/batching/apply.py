@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ def apply_along_axis(
     )
     last = moveaxis(x, dim, -1)
     heads = last.shape[:-1]
-    rows = reshape(last, (-1, last.shape[-1]))
+    rows = reshape(last, (math.prod(heads), last.shape[-1]))
     found = vmap(lambda row: as_array(f(row, *args, **kwargs)))(rows)
     own = found.ndim - 1
     found = reshape(found, (*heads, *found.shape[1:]))
