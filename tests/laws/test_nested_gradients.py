@@ -384,3 +384,17 @@ def test_each_device_has_its_own_cotangent_of_a_sum() -> None:
     )  # fmt: skip
     found = meshard.grad(lambda x, m: mnp.sum(f(x, m) * w), (0, 1))(x, mnp.asarray(1.0))
     close(found, ([4.0, 6.0, 4.0, 6.0], 20.0), "sums")
+
+
+def test_a_carry_that_starts_the_same_everywhere_has_a_gradient() -> None:
+    def body(y: Any) -> Any:
+        def turn(c: Any, _: Any) -> Any:
+            return c * (1.0 + lax.axis_index("i")), None
+
+        return lax.psum(lax.scan(turn, y, None, length=2)[0], "i")
+
+    f = meshard.shard_map(body, mesh=mesh((2, 2), ("i", "j")), in_specs=P(), out_specs=P())
+    x = mnp.arange(3.0)
+    g = meshard.grad(lambda x: mnp.sum(f(x)))
+    for found in (g(x), meshard.jit(g)(x)):
+        close([found], [[5.0] * 3], "carry")

@@ -97,8 +97,8 @@ def kept_call(
 def run_kept(call: KeptCall, operands: Sequence[Any]) -> list[Any]:
     """Run a call; where operations are written down or followed, as one call."""
     recorder, body, program = recording(), innermost(), call.program
-    as_it_is = recorder is None or not any(isinstance(x, Traced) for x in operands)
-    if as_it_is or _is_transposed(call, recorder, operands):
+    followed = any(isinstance(x, Traced) for x in operands)
+    if recorder is None or not followed or _is_transposed(call, recorder, operands):
         captured, own = call.split_operands(operands)
         return evaluate(program, captured, own)
     given = _operands(operands)

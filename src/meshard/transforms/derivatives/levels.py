@@ -179,6 +179,11 @@ class LevelRecorder(Recorder):
         """Run a call in a body, and follow it."""
         return self.level.called(call, operands)
 
+    def lifted(self, value: Grid, outer: Any) -> None:
+        """Know a value that stands for another, as where it counts as varying over more axes."""
+        super().lifted(value, outer)
+        self.level.alias(value, outer)
+
     def alias(self, fresh: Grid, old: Grid) -> None:
         """Say that a value of a body is another one under a second identity."""
         self.level.alias(fresh, old)
