@@ -83,6 +83,7 @@ def _typed(self: Any, dtype: Any, *given: Any, **named: Any) -> Any:
 _astype = meshard.Array.astype
 meshard.Array.astype = _typed
 meshard.Array.setflags = lambda self, **_: None
+meshard.Array.fill = lambda self, value: self.__setitem__(..., value)
 
 
 def _comparing(function: Any) -> Any:

@@ -102,9 +102,11 @@ def isclose(
     >>> mnp.isclose(mnp.asarray([1.0, 2.0]), mnp.asarray([1.0 + 1e-9, 2.1])).tolist()
     [True, False]
     """
-    if any(hasattr(v, "dtype") for v in (rtol, atol)):
+    tolerances: Any = rtol, atol
+    if any(hasattr(v, "dtype") for v in tolerances):
         return _close_within(as_array(a), as_array(b), rtol, atol, bool(equal_nan))
-    return bind("isclose", a, b, rtol=float(rtol), atol=float(atol), equal_nan=bool(equal_nan))
+    within = dict(zip(("rtol", "atol"), map(float, tolerances), strict=True))
+    return bind("isclose", a, b, **within, equal_nan=bool(equal_nan))
 
 
 def _close_within(x: Any, y: Any, rtol: Any, atol: Any, equal_nan: bool) -> Any:
