@@ -1,16 +1,23 @@
 """Errors as values: their notes, and the sections of the guide that these name."""
 
 import copy
+import inspect
 import pickle
 import re
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import meshard
 import meshard.numpy as mnp
 from meshard import errors
 from meshard._version import DOCS
+from meshard.runtime.trees import trees
+from tests.odd_array_calls import Case, cases, parameters
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 ALL = [getattr(errors, name) for name in errors.__all__]
@@ -74,3 +81,51 @@ def test_errors_are_those_that_programs_for_numpy_catch() -> None:
     for index in (lambda: x[7], lambda: mnp.take(x, 9), lambda: mnp.delete(x, 9)):
         with pytest.raises(IndexError):
             index()
+
+
+DIMS = {"axis", "axes", "axis1", "axis2", "axisa", "axisb", "axisc", "source", "start"}
+ABSENT = ((0, 99), (0, -99), ((0, 1), (0, 4)), ((1, 0), (-3, 0)), ([0, 1], [4, 1]))
+"""Dims that an array of two dims has, and the like that it does not have."""
+
+
+def _in_numpy(case: Case) -> Case:
+    """Return the call that NumPy's function of the same name takes, of NumPy's arrays."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("inplace", None)
+        return attrgetter(case.name.removeprefix("numpy."))(np)(*args, **kwargs)
+
+    function.__signature__ = inspect.signature(case.function)  # type: ignore[attr-defined]
+    return replace(case, function=function)
+
+
+def _on_host(values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = trees.map(
+        lambda x: np.asarray(x) if isinstance(x, meshard.Array) else x, values
+    )
+    return found
+
+
+def _outcome(case: Case, values: dict[str, Any]) -> type[Exception] | None:
+    try:
+        case._call(values)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def test_a_dim_that_is_not_there_is_the_error_that_it_is_in_numpy() -> None:
+    tried = 0
+    for case in cases():
+        if not case.name.startswith("numpy.") or not hasattr(np, case.name.split(".")[1]):
+            continue
+        theirs = _in_numpy(case)
+        for name in sorted(DIMS & {*parameters(case)}):
+            for present, absent in ABSENT:
+                good, bad = (case._values(name, axis) for axis in (present, absent))
+                if _outcome(theirs, _on_host(good)) is not None:
+                    continue
+                if _outcome(theirs, _on_host(bad)) is np.exceptions.AxisError:
+                    assert _outcome(case, bad) is errors.DimError, (case.name, name, absent)
+                    tried += 1
+    assert tried > 200

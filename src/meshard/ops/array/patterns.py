@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 import numpy as np
 
 from meshard.algebra.arguments import choice_of
-from meshard.errors import ArgumentError, DtypeError, IndexingError, ShapeError
+from meshard.errors import ArgumentError, DimError, DtypeError, IndexingError, ShapeError
 from meshard.ops.array.create import arange, array, linspace, zeros
 from meshard.ops.array.diagonals import diag
 from meshard.ops.array.join import concatenate, flip, stack
@@ -24,7 +24,7 @@ from meshard.ops.array.shape import (
     transpose,
 )
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.dims import Axis, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float
 from meshard.ops.engine.concrete import concrete, is_array, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
@@ -80,6 +80,7 @@ def geomspace(
 
     Raises:
         ArgumentError: if an end is zero.
+        DimError: if ``axis`` is not a dim of the result.
 
     >>> import meshard.numpy as mnp
     >>> mnp.geomspace(1.0, 8.0, 4).round(6).tolist()
@@ -95,6 +96,8 @@ def geomspace(
     try:
         wide = None if dtype is None or as_dtype(dtype).kind != "c" else as_dtype(dtype)
         values = np.geomspace(first, last, num, endpoint, wide, axis)
+    except np.exceptions.AxisError:
+        raise DimError(f"geomspace: the result has no axis {axis} for the numbers.") from None
     except (ValueError, TypeError) as error:
         raise ArgumentError(
             f"geomspace: there is no sequence from {start} to {stop}: {error}."
@@ -318,15 +321,15 @@ def shape(a: ArrayLike) -> tuple[int, ...]:
 
 
 @checked
-def size(a: ArrayLike, axis: int | None = None) -> int:
-    """Return the number of elements, or the size of a dim.
+def size(a: ArrayLike, axis: Axis = None) -> int:
+    """Return the number of elements, or of the positions along some dims.
 
     >>> import meshard.numpy as mnp
     >>> mnp.size(mnp.ones((2, 3)), 1)
     3
     """
     x = _shaped(a)
-    return int(x.size if axis is None else x.shape[normalised_axes(axis, x.ndim, "size")[0]])
+    return math.prod(x.shape[d] for d in normalised_axes(axis, x.ndim, "size"))
 
 
 # put together and apart

@@ -20,7 +20,7 @@ from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
 from meshard.algebra.rule import OpRule
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DimError, ShapeError
 from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
@@ -287,6 +287,7 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
 
     Raises:
         ArgumentError: if ``axes`` is not a permutation of the dims.
+        DimError: if it names a dim that does not exist.
 
     >>> import meshard, meshard.numpy as mnp
     >>> mesh = meshard.make_mesh((2,), ("i",))
@@ -301,9 +302,8 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
     else:
         order = tuple(int(i) % x.ndim if -x.ndim <= i < x.ndim else int(i) for i in axes)
         if sorted(order) != list(range(x.ndim)):
-            raise ArgumentError(
-                f"transpose: axes {tuple(axes)} is not a permutation of the {x.ndim} dims."
-            )
+            kind = ArgumentError if set(order) <= set(range(x.ndim)) else DimError
+            raise kind(f"transpose: axes {tuple(axes)} is not a permutation of the {x.ndim} dims.")
     found: Array = bind("transpose", x, axes=order)
     before = order_of_dims(x)
     order = order if before is None else tuple([before[d] for d in order])

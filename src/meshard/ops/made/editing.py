@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.arguments import described, shape_of
-from meshard.errors import ArgumentError, IndexingError, ShapeError
+from meshard.errors import ArgumentError, DimError, IndexingError, ShapeError
 from meshard.ops.array.dynamic import dynamic_update_slice
 from meshard.ops.array.join import concatenate, tile
 from meshard.ops.array.samplesort import known
@@ -329,7 +329,7 @@ def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Array:
     x = as_array(a)
     (dim,) = normalised_axes(axis, x.ndim, "rollaxis")
     if not -x.ndim <= start <= x.ndim:
-        raise ArgumentError(
+        raise DimError(
             f"rollaxis: start {start} is not from {-x.ndim} to {x.ndim}, the number of dims."
         )
     before = start + x.ndim if start < 0 else start
