@@ -3,7 +3,8 @@
 A program is drawn as a tree of steps that keep the shape of a value. It runs on a mesh, and as the
 same steps on one device, where `vmap` with a named axis stands for each `shard_map`. Both gradients
 are equal, eager and jitted, and agree with finite differences, with tangents pushed forward and
-with second derivatives. ``MESHARD_GRADIENTS=2000 MESHARD_GRADIENTS_FROM=0`` runs more, or others.
+with second derivatives. ``GRADIENTS=2000 GRADIENTS_FROM=0 GRADIENTS_DEPTH=5`` runs more programs,
+others, and deeper ones.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from meshard import lax
 from meshard.sharding import Mesh, NamedSharding, P
 from tests.worlds import mesh
 
-RUNS = int(os.environ.get("MESHARD_GRADIENTS", 10))
-FIRST = int(os.environ.get("MESHARD_GRADIENTS_FROM", 0))
+RUNS = int(os.environ.get("GRADIENTS", 10))
+FIRST = int(os.environ.get("GRADIENTS_FROM", 0))
+DEPTH = int(os.environ.get("GRADIENTS_DEPTH", 3))
 AXES = {"i": 2, "j": 2, "k": 2}
 WIDTH = 8
 
@@ -243,7 +245,7 @@ def on_one(body: Callable[[Any], Any], x: Any, axis: str, dim: int, kind: str) -
 def program(seed: int) -> tuple[Callable[[bool], Callable[[Any, Any], Any]], str, Sequence[Any]]:
     """Return a program as a function of where it runs, how it reads, and its arguments."""
     rng = np.random.default_rng(seed)
-    step, told = draw(rng, Place((WIDTH, WIDTH), depth=int(rng.integers(1, 4))))
+    step, told = draw(rng, Place((WIDTH, WIDTH), depth=int(rng.integers(1, DEPTH + 1))))
     weights = rng.normal(size=(WIDTH, WIDTH))
 
     def of(split: bool) -> Callable[[Any, Any], Any]:
@@ -398,3 +400,14 @@ def test_a_carry_that_starts_the_same_everywhere_has_a_gradient() -> None:
     g = meshard.grad(lambda x: mnp.sum(f(x)))
     for found in (g(x), meshard.jit(g)(x)):
         close([found], [[5.0] * 3], "carry")
+
+
+def test_a_jitted_body_has_a_linear_map() -> None:
+    def body(y: Any) -> Any:
+        return mnp.sin(y) * lax.psum(y, "i")
+
+    f = meshard.shard_map(body, mesh=mesh((2, 2), ("i", "j")), in_specs=P("i"), out_specs=P("i"))
+    x, t = mnp.arange(4.0), mnp.ones(4)
+    found, run = meshard.linearize(meshard.jit(f), x)
+    wanted, moved = meshard.jvp(f, (x,), (t,))
+    close([found, run(t), run(2 * t)], [wanted, moved, 2 * moved], "linear map")

@@ -357,8 +357,8 @@ WITHOUT_EFFECT = [
 
 # random programs
 
-RUNS = int(os.environ.get("MESHARD_PROGRAMS", 2000 if THOROUGH else 40))
-FIRST = int(os.environ.get("MESHARD_PROGRAMS_FROM", 0))
+RUNS = int(os.environ.get("PROGRAMS", 2000 if THOROUGH else 40))
+FIRST = int(os.environ.get("PROGRAMS_FROM", 0))
 LOOKS = (
     *("dynamic", "take", "array.", "cond", "switch", "while", "random", "mapped", "quantile"),
     "lstsq",  # whether there are residuals depends on the rank

@@ -175,18 +175,23 @@ class _Writing:
         self.late = tuple([isinstance(x, Var) and is_differentiable(_typed(x)[0]) for x in late])
         self.types = [_typed(x) for x, own in zip(late, self.late, strict=True) if own]
 
-    def joint(self, patterns: Sequence[Pattern]) -> _Joint:
+    def joint(self, patterns: Sequence[Pattern], *, at_once: bool = False) -> _Joint:
         """Return both as one program, for some choices of the late values that are not zero.
 
         What it returns is that of the last choice; what the others need comes before, so that it is
         the same in all programs that begin with these choices.
+
+        Args:
+            patterns: the choices.
+            at_once: whether all that runs may push tangents beside its results. The program can
+                be halved only if it may not: a call would give both.
         """
         count, call = len(self._types), self._call
 
         def flat(*values: Any) -> tuple[list[Any], Any]:
             own, given = list(values[:count]), iter(values[count:])
             late = [next(given) if has else None for has in self.late]
-            results, ends = self._both(own, late, patterns)
+            results, ends = self._both(own, late, patterns, at_once)
             return [*results, *[x for x in ends if x is not None]], [x is not None for x in ends]
 
         told = [*call.told, *["a tangent" if self._forward else "a cotangent"] * len(self.types)]
@@ -194,7 +199,7 @@ class _Writing:
         return _Joint(program, tuple(constants), tuple(ends))
 
     def _both(
-        self, own: list[Any], late: list[Any], patterns: Sequence[Pattern]
+        self, own: list[Any], late: list[Any], patterns: Sequence[Pattern], at_once: bool
     ) -> tuple[list[Any], list[Any]]:
         call, name = self._call, f"jit of {self._call.name!r}"
 
@@ -209,9 +214,10 @@ class _Writing:
             [x if has else None for x, has in zip(late, pattern, strict=True)]
             for pattern in patterns
         ]
-        if self._forward and len(chosen) == 1:
+        if at_once:
             return pushed(name, f, values, chosen[0])
-        run = recorded(name, f, values, [call.told[i] for i in self._places])
+        told = [call.told[i] for i in self._places]
+        run = recorded(name, f, values, told, forward=self._forward)
         found = [run.push(g) if self._forward else run.pull(g) for g in chosen]
         return run.results, found[-1]
 
@@ -381,7 +387,7 @@ class _Jits(CallRule):
         made = call.program.made.get(key)
         if made is None:
             writing = _Writing(call, moving, True)
-            joint = writing.joint([writing.late])
+            joint = writing.joint([writing.late], at_once=True)
             program, used = simplified(joint.program)
             told = (*call.told, *[f"tangent {i}" for i in range(sum(moving))])
             constants = tuple([joint.constants[i] for i in used])
