@@ -29,6 +29,7 @@ FACTS = Facts(1, 2, 2, "host", ("host", 7, "8"), (("127.0.0.1", 9),), 0)
 KEPT: list[Any] = [
     *(None, True, 0, -5, 1 << 62, -(1 << 63), 1 << 70, 1.5, float("inf"), 1j, "", "ä\udc80", b"\0"),
     (1, [2, {3: "x", (4,): None}], {5}, frozenset({6}), ()),
+    (slice(1, None, 2), range(3)),
     *(np.dtype("bfloat16"), np.dtype(">i4"), np.dtype("M8[ns]"), np.float32(2), np.bool_(True)),
     *(ValueError, AgreementError, meshard.Device(3), Box((0,), (2,)), FACTS, LAYOUT),
     KeyMap().fuse([f"l.{{i}}.{w}" for w in "qkv"], "l.{i}.qkv", ranks=2).rename("m.{*}", "{*}"),

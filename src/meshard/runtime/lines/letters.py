@@ -434,6 +434,8 @@ def unpacked(data: bytes | memoryview) -> Any:
     return decode(found)
 
 
+for _kind in (slice, range):
+    sent_as(_kind, lambda x: (x.start, x.stop, x.step), _kind)
 sent(Box)
 sent_as(Device, lambda x: x.__reduce__()[1], Device)
 sent_as(
