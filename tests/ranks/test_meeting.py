@@ -191,7 +191,7 @@ def test_without_a_secret_only_one_host_meets(
         Coordinator("192.0.2.1:1234", 2, 1, 0.1)
     with pytest.raises(ConfigError, match="has 5 characters; it needs at least 16"):
         Coordinator("192.0.2.1:1234", 2, 1, 0.1, "short")
-    with pytest.raises(ConfigError, match="secret must be a string, not 3"):
+    with pytest.raises(ConfigError, match="secret must be a string, got 3"):
         meshard.distributed.initialize("localhost:1", 2, 1, secret=3)  # type: ignore[arg-type]
     (tmp_path / "meshard").mkdir()
     file = tmp_path / "meshard" / "secret"

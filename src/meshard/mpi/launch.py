@@ -495,6 +495,8 @@ def initialize(
     1
     """
     patience = number_of(initialization_timeout, "distributed.initialize", "initialization_timeout")
+    if secret is not None:
+        text_of(secret, "distributed.initialize", "secret", ConfigError)
     alone = job_size() is None and known_world() is None and JOIN.value is None
     if coordinator_address is not None and alone:
         _meet(coordinator_address, num_processes, process_id, float(patience), secret)
@@ -512,7 +514,9 @@ def initialize(
             )
 
 
-def _meet(address: object, count: object, index: object, patience: float, secret: object) -> None:
+def _meet(
+    address: object, count: object, index: object, patience: float, secret: str | None
+) -> None:
     """Meet the others at an address."""
     from meshard.mpi.outside.coordinator import Coordinator
 

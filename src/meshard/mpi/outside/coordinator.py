@@ -69,7 +69,7 @@ def secret_file() -> Path | None:
         return None
 
 
-def key_that_is_set(given: object = None) -> bytes | None:
+def key_that_is_set(given: str | None = None) -> bytes | None:
     """Return the key of the secret that is given or set; None if there is none.
 
     Raises:
@@ -85,8 +85,6 @@ def key_that_is_set(given: object = None) -> bytes | None:
             raise ConfigError(f"{_WHAT}: {error}") from error
     if told is None:
         return None
-    if not isinstance(told, str):
-        raise ConfigError(f"{_WHAT}: {where} must be a string, not {shown(told)}.")
     if len(told) < _SHORTEST:
         raise ConfigError(
             f"{_WHAT}: the secret ({where}) has {len(told)} characters; it needs at least "
@@ -145,7 +143,7 @@ class Coordinator:
     """
 
     def __init__(
-        self, address: str, count: int, index: int, patience: float, secret: object = None
+        self, address: str, count: int, index: int, patience: float, secret: str | None = None
     ) -> None:
         self._address, self._count, self._index = address, count, index
         self._until = time.monotonic() + patience
