@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -170,11 +171,82 @@ def test_nothing_to_reduce():
 
 
 @in_worlds
+@pytest.mark.filterwarnings("ignore:.*slice:RuntimeWarning")
 def test_the_mean_of_nothing_is_nan():
     a = put(np.zeros((0, 3)), "i", uneven="balanced")
     with np.errstate(all="ignore"):
         for found in (a.mean(), a.mean(0)[1], a.var(), a.std(0)[2]):
             assert np.isnan(float(found))
+
+
+_NAN = np.nan
+NOTHING: list[Any] = [
+    *(np.zeros(shape) for shape in [(0,), (0, 3), (2, 0), (0, 0)]),
+    *(np.zeros(0, dtype) for dtype in (int, complex, "f2")),
+    *(np.full(8, _NAN, dtype) for dtype in (float, complex, "f2")),
+    np.array([[_NAN] * 8, [1.0] * 8]),
+    np.array([[_NAN, 1.0], [1.0, 2.0]] * 4),
+    np.array([_NAN] * 7 + [1.0]),
+    np.ones(1),
+    np.arange(8),
+]
+"""Values of which some statistics are of nothing, and some like them that are not."""
+
+OF_NOTHING: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (name, {})
+        for name in ["mean", "average", "median", "nanmean", "nanmax", "nanmin", "nanmedian"]
+    ),
+    *((n, {"ddof": d}) for n in ["var", "std", "nanvar", "nanstd"] for d in (0, 1, 2, 8)),
+    *((name, {"where": False}) for name in ["mean", "var", "nanmean", "nanstd"]),
+    *((name, {"q": 0.5}) for name in ["quantile", "nanquantile"]),
+    ("nanpercentile", {"q": [20, 50], "method": "lower"}),
+    ("nanmax", {"initial": 1.0}),
+]
+
+
+def _told(function: Any, x: Any, said: dict[str, Any]) -> set[str] | None:
+    """Return what a call warns of, beside floating-point errors; None if it is refused."""
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        try:
+            function(x, **said)
+        except (ValueError, TypeError, IndexError, ZeroDivisionError):
+            return None
+    own = [w for w in log if "encountered in" not in str(w.message)]
+    assert all(w.category is RuntimeWarning for w in own)
+    if function.__module__.startswith("meshard"):
+        assert len(own) <= 1, [str(w.message) for w in own]
+        assert {w.filename for w in own} <= {__file__}
+    return {str(w.message) for w in own}
+
+
+@pytest.mark.parametrize("value", NOTHING, ids=lambda v: f"{v.dtype}{list(v.shape)}{v.sum()}")
+def test_statistics_of_nothing_warn_as_numpys_do(value: Any) -> None:
+    split = put(value, "i", uneven="balanced")
+    for name, said in OF_NOTHING:
+        for axis in [None, *range(-value.ndim, 0)]:
+            own = {**said, "axis": axis}
+            expected = _told(getattr(np, name), value, own)
+            if expected is None or (value.dtype.kind == "c" and name in ("median", "nanmedian")):
+                continue
+            assert _told(getattr(mnp, name), split, own) == expected, (name, own)
+
+
+def test_warnings_of_traced_statistics_are_those_that_shapes_tell() -> None:
+    def traced(name: str, **said: Any) -> Any:
+        def call(x: Any, **more: Any) -> Any:
+            return meshard.jit(lambda v: getattr(mnp, name)(v, **said))(x)
+
+        call.__module__ = "meshard"
+        return call
+
+    empty, missing = mnp.zeros((0, 3)), put(np.full(8, _NAN), "i")
+    assert _told(traced("mean"), empty, {}) == {"Mean of empty slice"}
+    assert _told(traced("std", ddof=8), missing, {}) == {"Degrees of freedom <= 0 for slice"}
+    for name in ("nanmax", "nanmean", "nanvar", "nanmedian"):
+        assert _told(traced(name), missing, {}) == set()
+    assert _told(mnp.nanmax, [_NAN], {}) == _told(np.nanmax, [_NAN], {})
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u1", "f4", "F", BF16, F8, ml_dtypes.float8_e5m2])
@@ -275,6 +347,7 @@ def test_variance_and_its_kin():
 
 
 @in_worlds
+@pytest.mark.filterwarnings("ignore:Degrees of freedom:RuntimeWarning")
 def test_more_taken_off_than_there_is():
     a = put(np.arange(4.0), "i")
     with np.errstate(divide="ignore"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -16,9 +17,10 @@ from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_flo
 from meshard.ops.dtypes.promotion import common_dtype
 from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
+from meshard.runtime.callers import frames_below_user
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array
-from meshard.runtime.types import ArrayLike
+from meshard.runtime.types import ArrayLike, Block
 
 
 def _count(x: Array, dims: Sequence[int]) -> int:
@@ -30,6 +32,38 @@ def _counted(x: Any, dims: Sequence[int], keepdims: bool, where: Any, what: str)
     if where is None:
         return _count(x, dims)
     return sum(broadcast_to(where_of(x, where, what), x.shape), dims, np.int64, None, keepdims)
+
+
+def warn_of_few(count: Any, most: float, text: str) -> None:
+    """Warn, as NumPy does, where no more elements than a number take part in a statistic.
+
+    Args:
+        count: how many do: a number, or an array where that differs.
+        most: the number.
+        text: NumPy's.
+    """
+    if isinstance(count, int):
+        if count <= most:
+            _warn(text)
+    else:
+        warn_where(count, lambda block: block <= most, text)
+
+
+def warn_where(found: Any, condition: Callable[[Block], Any], text: str) -> None:
+    """Warn where a condition holds of an element that this process has of an array.
+
+    Of a traced array, and of what other processes hold, nothing is said: nobody computes or moves
+    anything for the sake of a warning.
+    """
+    if type(found) is not Array:
+        return
+    own = {id(block): block for block in found._live() if block is not None}  # replicas share one
+    if any(bool(np.any(condition(block))) for block in own.values()):
+        _warn(text)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=frames_below_user())
 
 
 @checked
@@ -52,15 +86,27 @@ def mean(
         keepdims: keep the dims, with size one.
         where: which elements take part, as bools that broadcast to the array.
 
+    Warns:
+        RuntimeWarning: if it is the mean of nothing. What ``where`` leaves is looked at outside
+            transformations only, by each process in its own part of the result.
+
     >>> import meshard.numpy as mnp
     >>> float(mnp.mean(mnp.arange(4)))
     1.5
     """
     x = as_array(a)
-    wanted = _moment_dtype(x, dtype)
     dims = normalised_axes(axis, x.ndim, "mean")
+    counted = _counted(x, dims, keepdims, where, "mean")
+    warn_of_few(counted, 0, "Mean of empty slice")
+    return _mean(x, dims, _moment_dtype(x, dtype), counted, keepdims, where)
+
+
+def _mean(
+    x: Any, dims: Sequence[int], wanted: Any, counted: Any, keepdims: bool, where: Any
+) -> Any:
+    """Return the mean of as many elements as there are known to be."""
     total = sum(x, dims, accumulator(wanted), None, keepdims, where=where)
-    found = bind("divide", total, _counted(x, dims, keepdims, where, "mean"))
+    found = bind("divide", total, counted)
     return found if found.dtype == wanted else found.astype(wanted)
 
 
@@ -94,6 +140,10 @@ def var(
         ShapeError: if ``where`` or ``mean`` does not broadcast to the array.
         ArgumentError: if both ``ddof`` and ``correction`` are given.
 
+    Warns:
+        RuntimeWarning: if the divisor is not above zero; what ``where`` leaves is looked at as by
+            `mean`.
+
     >>> import meshard.numpy as mnp
     >>> float(mnp.var(mnp.asarray([1, 2, 3]), ddof=1))
     1.0
@@ -102,10 +152,13 @@ def var(
     wanted = _moment_dtype(x, dtype)
     wide = accumulator(wanted)
     dims = normalised_axes(axis, x.ndim, "var")
+    counted = _counted(x, dims, keepdims, where, "var")
+    less = corrected("var", ddof, correction)
+    warn_of_few(counted, less, "Degrees of freedom <= 0 for slice")
     off = bind("subtract", x, _mean_of("var", x, dims, wide, where, mean))
     real_dtype = np.empty(0, wanted).real.dtype if wanted.kind == "c" else wanted
     squares = bind("square", bind("absolute", off) if wide.kind == "c" else off)
-    divisor = _counted(x, dims, keepdims, where, "var") - corrected("var", ddof, correction)
+    divisor = counted - less
     divisor = max(divisor, 0.0) if where is None else bind("maximum", divisor, 0)
     found = bind("divide", sum(squares, dims, keepdims=keepdims, where=where), divisor)
     return found if found.dtype == real_dtype else found.astype(real_dtype)
@@ -133,13 +186,10 @@ def _moment_dtype(x: Any, dtype: Any) -> Any:
     return x.dtype if is_float(x.dtype) or x.dtype.kind == "c" else default_float()
 
 
-_mean = mean
-
-
 def _mean_of(what: str, x: Any, dims: Sequence[int], wide: Any, where: Any, given: Any) -> Any:
     """Return the mean with its dims kept: the one that was given, or what the elements say."""
     if given is None:
-        return _mean(x, dims, wide, keepdims=True, where=where)
+        return _mean(x, dims, wide, _counted(x, dims, True, where, what), True, where)
     return fitting(what, x, given)
 
 
@@ -234,7 +284,7 @@ def average(
     x = as_array(a)
     dims = normalised_axes(axis, x.ndim, "average")
     if weights is None:
-        found = _mean(x, dims, keepdims=keepdims)
+        found = mean(x, dims, keepdims=keepdims)
         return (found, full_like(found, _count(x, dims))) if returned else found
     w = as_array(weights)
     if w.shape != x.shape:

@@ -25,6 +25,7 @@ from meshard.ops.dtypes.laws import accumulator, default_float, is_float, same_d
 from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, kind_of
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.infer import weak_of
+from meshard.ops.reductions.moments import mean, warn_of_few, warn_where
 from meshard.ops.reductions.reduce import count_nonzero
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
@@ -63,6 +64,7 @@ _SHIFTS = {
     "median_unbiased": (1 / 3, 1 / 3),
     "normal_unbiased": (3 / 8, 3 / 8),
 }
+_ALL_NAN = "All-NaN slice encountered"
 _METHODS = (*_EXACT, *_SHIFTS, "linear", "midpoint", "averaged_inverted_cdf")
 
 
@@ -170,20 +172,14 @@ def _rows(name: str, a: Any, axis: Axis) -> _Rows:
 
     Raises:
         DtypeError: if the elements are complex.
-        ShapeError: if there are none to choose from.
     """
     x = as_array(a)
     if x.dtype.kind == "c":
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
     own = normalised_axes(axis, x.ndim, name)
     kept = [n for d, n in enumerate(x.shape) if d not in own]
-    if math.prod(x.shape[d] for d in own) and own:
+    if own and (math.prod(kept) or math.prod(x.shape[d] for d in own)):
         return _Rows(x, own, own)
-    if own and math.prod(kept):
-        raise ShapeError(
-            f"{name}: dims {own} of the shape {x.shape} are empty; the {name} of no "
-            "elements is undefined."
-        )
     return _Rows(reshape(x, (*kept, 1)), (len(kept),), own)
 
 
@@ -241,7 +237,9 @@ def _at_computed(rows: _Rows, asked: _Asked) -> Any:
     count: Any = size
     if asked.without_nan:
         valid = bind("logical_not", bind("isnan", x))
-        count = expand_dims(count_nonzero(valid, rows.axis), -1)
+        counted = count_nonzero(valid, rows.axis)
+        warn_of_few(counted, 0, _ALL_NAN)
+        count = expand_dims(counted, -1)
     q = reshape(as_array(asked.q), (-1,))
     low, high, part = _neighbours(asked.method, count, q.astype(np.float64), elementwise)
     wanted = [low] if asked.exact else [low, high]
@@ -326,16 +324,36 @@ def _quantile(a: Any, axis: Axis, asked: _Asked, weights: Any) -> Any:
             f"{name}: weights go with method='inverted_cdf' only, not with {method!r}."
         )
     rows = _rows(name, a, axis)
+    if not rows.size:
+        return _of_nothing(rows, asked)
     without_nan = asked.without_nan and rows.x.dtype.kind not in "biu"
     asked = asked._replace(without_nan=without_nan)
     if weights is not None:
         w = _weights_of(name, a, axis, weights)
         if without_nan:  # they come last, and count for nothing
             w = bind("where", bind("isnan", behind(rows.x, rows.axis)), 0, w)
-        return _at_weighted(rows, asked, w)
+        found = _at_weighted(rows, asked, w)
+        if without_nan:  # elements all: NaN only where there is nothing else
+            warn_where(found, np.isnan, _ALL_NAN)
+        return found
     if without_nan or is_traced(asked.q):
         return _at_computed(rows, asked)
     return _at_known(rows, asked)
+
+
+def _of_nothing(rows: _Rows, asked: _Asked) -> Any:
+    """Return NaN for quantiles that leave NaN out, and warn of it.
+
+    Raises:
+        ShapeError: for others, as there is nothing to choose from.
+    """
+    if not asked.without_nan:
+        raise ShapeError(
+            f"{asked.name}: dims {rows.axis} of the shape {rows.x.shape} are empty; the "
+            f"{asked.name} of no elements is undefined."
+        )
+    found = mean(rows.x, rows.axis, keepdims=asked.keepdims)
+    return broadcast_to(found, (*asked.q.shape, *found.shape))
 
 
 def _is_weak(q: Any) -> bool:
@@ -366,14 +384,18 @@ def median(
         keepdims: keep the dims, with size one.
 
     Raises:
-        ShapeError: if a dim is empty.
         DtypeError: if the elements are complex.
+
+    Warns:
+        RuntimeWarning: if it is the median of nothing, which is NaN.
 
     >>> import meshard.numpy as mnp
     >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
     2.5
     """
-    rows = _rows("median", a, axis)
+    rows, x = _rows("median", a, axis), as_array(a)
+    if not math.prod(x.shape[d] for d in rows.dims):
+        return mean(x, rows.dims, keepdims=keepdims)
     size, law = rows.size, _Asked("median", np.asarray(0.5)).law(rows.x.dtype)
     half = size // 2
     ranks = sorted({max(half - 1, 0), half, size - 1})
@@ -393,6 +415,10 @@ def nanmedian(
     keepdims: bool = False,
 ) -> Array:
     """Return the median over dims, NaN left out; NaN where all elements are. Arguments as `median`.
+
+    Warns:
+        RuntimeWarning: if nothing is left, as far as this process has the result; never inside
+            transformations.
 
     >>> import meshard.numpy as mnp
     >>> float(mnp.nanmedian(mnp.asarray([4.0, mnp.nan, 1.0])))
@@ -484,7 +510,7 @@ def nanquantile(
 ) -> Array:
     """Return quantiles over dims, NaN left out; NaN where all elements are.
 
-    Takes what `quantile` takes.
+    Takes what `quantile` takes, and warns as `nanmedian` does.
 
     >>> import meshard.numpy as mnp
     >>> mnp.nanquantile(mnp.asarray([1.0, mnp.nan, 3.0]), 0.5).item()

@@ -10,8 +10,15 @@ from meshard.errors import DtypeError, ShapeError
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dims import Axis
 from meshard.ops.dtypes.laws import accumulator, as_dtype, is_float, is_whole
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.reductions.moments import corrected, fitting, mean, var
+from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.reductions.moments import (
+    corrected,
+    fitting,
+    mean,
+    var,
+    warn_of_few,
+    warn_where,
+)
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.reductions.reduce import (
     argmax,
@@ -82,6 +89,16 @@ def nanprod(
 def _extreme(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
     """Return an extreme of what is not NaN."""
     x, gaps = _nan(a)
+    found = _extreme_left(what, x, gaps, axis, keepdims, initial, where)
+    if gaps is not None:  # NumPy speaks of axes where it was not given an array
+        kind = "slice" if is_array(a) or isinstance(a, np.ndarray) else "axis"
+        warn_where(found, np.isnan, f"All-NaN {kind} encountered")
+    return found
+
+
+def _extreme_left(
+    what: str, x: Any, gaps: Any, axis: Axis, keepdims: bool, initial: Any, where: Any
+) -> Any:
     if initial is not None or where is not None or gaps is None:
         end = lowest if what == "max" else highest
         number = x if gaps is None else _filled(x, gaps, end(x.dtype))
@@ -107,6 +124,10 @@ def nanmax(
 
     Takes what `max` takes; with ``initial``, that is the result where all elements are NaN.
 
+    Warns:
+        RuntimeWarning: if the result has NaN, as far as this process has the result; never inside
+            transformations.
+
     >>> import meshard.numpy as mnp
     >>> mnp.nanmax(mnp.asarray([1.0, mnp.nan, 3.0])).item()
     3.0
@@ -125,7 +146,8 @@ def nanmin(
 ) -> Array:
     """Return the minimum over dims, NaN left out; NaN where all elements are NaN.
 
-    Takes what `min` takes; with ``initial``, that is the result where all elements are NaN.
+    Takes what `min` takes; with ``initial``, that is the result where all elements are NaN. Warns
+    as `nanmax` does.
 
     >>> import meshard.numpy as mnp
     >>> mnp.nanmin(mnp.asarray([1.0, mnp.nan, 3.0])).item()
@@ -219,6 +241,10 @@ def nanmean(
 ) -> Array:
     """Return the mean over dims, NaN left out; NaN where all elements are. Arguments as `mean`.
 
+    Warns:
+        RuntimeWarning: if nothing is left, as far as this process has the result; never inside
+            transformations.
+
     >>> import meshard.numpy as mnp
     >>> mnp.nanmean(mnp.asarray([1.0, mnp.nan, 3.0])).item()
     2.0
@@ -227,16 +253,23 @@ def nanmean(
     if gaps is None:
         return mean(x, axis, dtype, None, keepdims, where=where)
     law = _float_dtype("nanmean", x, dtype)
-    gaps = _part("nanmean", x, gaps, where)
+    found, counted = _mean_left(x, _part("nanmean", x, gaps, where), axis, law, keepdims)
+    warn_of_few(counted, 0, "Mean of empty slice")
+    return found
+
+
+def _mean_left(x: Any, gaps: Any, axis: Axis, law: Any, keepdims: bool) -> tuple[Any, Any]:
+    """Return the mean of what is not left out, and how many elements that are."""
     total = sum_(_filled(x, gaps, 0), axis, accumulator(law), None, keepdims)
     counted = count_nonzero(bind("logical_not", gaps), axis, keepdims=keepdims)
-    return _quotient(total, counted).astype(law, copy=False)
+    return _quotient(total, counted).astype(law, copy=False), counted
 
 
 def _quotient(total: Any, count: Any) -> Any:
     """Divide sums by counts; zero by zero is NaN."""
     safe = bind("maximum", count, 1).astype(total.dtype)
-    return bind("where", count > 0, total / safe, np.asarray(np.nan, total.dtype))
+    missing = complex(np.nan, np.nan) if total.dtype.kind == "c" else np.nan
+    return bind("where", count > 0, total / safe, np.asarray(missing, total.dtype))
 
 
 @checked
@@ -254,6 +287,10 @@ def nanvar(
 ) -> Array:
     """Return the variance over dims of what is not NaN; takes what `var` takes.
 
+    Warns:
+        RuntimeWarning: if no more than ``ddof`` elements are left, as far as this process has the
+            result; never inside transformations.
+
     >>> import meshard.numpy as mnp
     >>> mnp.nanvar(mnp.asarray([1.0, mnp.nan, 3.0])).item()
     1.0
@@ -265,10 +302,14 @@ def nanvar(
     law = _float_dtype("nanvar", x, dtype)
     gaps = _part("nanvar", x, gaps, where)
     off = x.astype(accumulator(law), copy=False)
-    middle = nanmean(off, axis, None, None, True, where=where) if mean is None else None
-    off = bind("absolute", off - (fitting("nanvar", x, mean) if middle is None else middle))
+    if mean is None:
+        middle, _ = _mean_left(off, gaps, axis, off.dtype, True)
+    else:
+        middle = fitting("nanvar", x, mean)
+    off = bind("absolute", off - middle)
     squares = sum_(bind("square", _filled(off, gaps, 0)), axis, keepdims=keepdims)
     count = count_nonzero(bind("logical_not", gaps), axis, keepdims=keepdims) - less
+    warn_of_few(count, 0, "Degrees of freedom <= 0 for slice.")
     real = np.empty(0, law).real.dtype if law.kind == "c" else law
     return _quotient(squares, count).astype(real, copy=False)
 
