@@ -374,3 +374,69 @@ def test_meshes_whose_devices_are_mixed():
         return whole(run(case, ("i", "j"), on=on))
 
     np.testing.assert_array_equal(everywhere(body), expected)
+
+
+@pytest.mark.parametrize("has", [(0, 0, None), (0, None, 0), (None, 0, 0), (None, None, 0)])
+def test_many_examples(has):
+    """`vmap`, once and twice, against a loop over the examples; so are the derivatives."""
+    groups = [[0, 5, 2, 7], [6, 1, 4, 3]]
+    cases = [random_case(seed, 8, 2, rows=(12, 60), groups=groups) for seed in range(6)]
+    lists = [np.stack([*c[2:5], expected_sizes(c[3], groups)], 1) for c in cases]
+    many = [np.stack(x) for x in ([c[0] for c in cases], [c[1] for c in cases], lists)]
+    given = [x if own == 0 else x[0] for x, own in zip(many, has, strict=True)]
+
+    def on_devices(f):
+        """Return a function of arrays whose last dims are `f`'s, behind the positions."""
+
+        def mapped(*xs):
+            specs = [P(*[None] * (np.ndim(x) - 3), ("i", "j")) for x in xs]
+            out = P(*[None] * (max(np.ndim(x) - 3 for x in xs)), ("i", "j"))
+            return meshard.shard_map(f, mesh=mesh(), in_specs=tuple(specs), out_specs=out)(*xs)
+
+        return mapped
+
+    def one(x, y, table):
+        found = lax.ragged_all_to_all(
+            x[0] ** 2, y[0] ** 2, *table[0], axis_name=("i", "j"), axis_index_groups=groups
+        )
+        return found[None]
+
+    once = meshard.vmap(one, has)
+    twice = meshard.vmap(once, has)
+
+    def loop(*xs):
+        rows = [[x[i] if own == 0 else x for x, own in zip(xs, has, strict=True)] for i in range(6)]
+        return mnp.stack([on_devices(one)(*row) for row in rows])
+
+    def slopes(f, *xs):
+        return meshard.grad(lambda x, y: mnp.sum(f(x, y, xs[2]) * mnp.sin(x.sum())), (0, 1))(
+            *map(mnp.asarray, xs[:2])
+        )
+
+    wanted = whole(loop(*given))
+    np.testing.assert_array_equal(everywhere(lambda: whole(on_devices(once)(*given))), wanted)
+    pairs = [
+        x.reshape(2, 3, *x.shape[1:]) if own == 0 else x for x, own in zip(given, has, strict=True)
+    ]
+    found = whole(on_devices(twice)(*pairs))
+    np.testing.assert_array_equal(found, wanted.reshape(2, 3, *wanted.shape[1:]))
+    expected = slopes(loop, *given)
+    for x, y in zip(slopes(on_devices(once), *given), expected, strict=True):
+        np.testing.assert_allclose(whole(x), whole(y), rtol=1e-12)
+
+
+def test_no_example_reaches_into_the_rows_of_another():
+    def body(x, at, size):
+        def one(x, at):
+            zeros = 0 * at
+            return lax.ragged_all_to_all(x, x, at, size, zeros, size, axis_name="i")
+
+        return meshard.vmap(one)(x, at)
+
+    f = meshard.shard_map(
+        body, mesh=mesh((1,), ("i",)), in_specs=(P(), P(), P()), out_specs=P(), check_vma=False
+    )
+    x = np.arange(8).reshape(2, 4)
+    assert whole(f(x, np.array([[0], [2]]), np.array([2]))).tolist() == [[0, 1, 2, 3], [6, 7, 6, 7]]
+    with pytest.raises(ShapeError, match="rows 3 to 5 of operand, which has 4"):
+        f(x, np.array([[3], [2]]), np.array([2]))

@@ -23,6 +23,7 @@ from meshard.ops.engine.decide import find_row, row_of
 from meshard.ops.engine.each import for_each
 from meshard.ops.reductions.sort import argsort, sort
 from meshard.runtime.doors import bind
+from meshard.transforms.body.mapped_axes import count_of
 
 Params = Mapping[str, Any]
 Rule = Callable[[str, Sequence[Any], Sequence[bool], Params, int], Any]
@@ -308,6 +309,32 @@ def _sparse(
     return moveaxis(reshape(found, (found.shape[0], *rest)), -1, 0)
 
 
+def _ragged(
+    name: str, operands: Sequence[Any], flags: Sequence[bool], params: Params, size: int
+) -> Any:
+    """Bind an exchange of rows: with one list for all they are wider, else there are more of them.
+
+    In lists of many examples, those of each stand together in what concerns one device.
+    """
+    rows, into = all_spread(operands[:2], flags[:2], size)
+    table = operands[2]
+    if not size:
+        return into
+    if not flags[2]:
+        wide = bind(name, moveaxis(rows, 0, 1), moveaxis(into, 0, 1), table, **params)
+        return moveaxis(wide, 1, 0)
+    groups = params.get("groups")
+    count = len(groups[0]) if groups else count_of(params["axes"])
+    lists = moveaxis(reshape(table, (size, 4, count, -1)), 0, 2)
+    found = bind(
+        name,
+        *[reshape(x, (size * x.shape[1], *x.shape[2:])) for x in (rows, into)],
+        reshape(lists, (4, -1)),
+        **{**params, "examples": size * params.get("examples", 1)},
+    )
+    return reshape(found, into.shape)
+
+
 _REDUCTIONS = """
     sum prod max min any all nanmax nanmin reduce_and reduce_or reduce_xor
 """
@@ -353,5 +380,6 @@ ROWS: dict[str, Rule] = {
     **dict.fromkeys(["psum", "pmax", "pmin", "pcast", "ppermute", "pbroadcast"], _as_it_is),
     **dict.fromkeys(["all_gather", "all_gather_invariant", "psum_scatter"], _shifted("dim")),
     "all_to_all": _shifted("split", "concat"),
+    "ragged_all_to_all": _ragged,
 }
 """The rules of rows whose leading dims do not simply broadcast."""

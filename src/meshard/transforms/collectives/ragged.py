@@ -147,14 +147,16 @@ def _copy(run: _Rows, cell: int, shape: tuple[int, ...]) -> Copy:
 
 
 def _runs(
-    tables: Tables, cells: Sequence[int], rows: tuple[int, int], told: str
+    tables: Tables, cells: Sequence[int], rows: tuple[int, int], examples: int, told: str
 ) -> dict[int, list[_Rows]]:
     """Return where the rows of each cell of one group come from.
 
     Args:
         tables: the lists of each cell.
         cells: the members of the group, in order.
-        rows: the rows that a cell has, and those that its result has.
+        rows: the rows that a cell has for each example, and those that its result has.
+        examples: how many examples of `vmap` a cell has the rows of, one after the other. Of the
+            parts for one receiver, the first are those of the first example.
         told: how to call the axis.
 
     Raises:
@@ -192,8 +194,10 @@ def _runs(
                             f"{begin} to {begin + size} of {array}, which has {most}."
                         )
                 if size:
+                    example = k * examples // each
+                    at, start = at + example * rows[0], start + example * rows[1]
                     landed.append(_Rows(start, start + size, source, at))
-        found[cell] = _filled(_settled(landed), rows[1])
+        found[cell] = _filled(_settled(landed), rows[1] * examples)
     return found
 
 
@@ -279,7 +283,8 @@ class _Ragged:
         self.groups: tuple[tuple[int, ...], ...] = params.get("groups") or every
         self.real = tuple(a for a in self.axes if scope.sizes[a] > 1)
         self.varies = frozenset(self.axes).union(*(k.varies for k in grids))
-        self.rows = operand.shape[0], output.shape[0]
+        self.examples: int = params.get("examples", 1)
+        self.rows = operand.shape[0] // self.examples, output.shape[0] // self.examples
         self.array = output.type.str_short()
         self.told = repr(self.axes[0]) if len(self.axes) == 1 else repr(self.axes)
         of = ", ".join([k.str_short() for k in grids])
@@ -372,7 +377,7 @@ class _Ragged:
         runs: dict[int, list[_Rows]] = {}
         for number, cells in plan.members:
             if (active is None or number in active) and cells[0] in known:
-                runs.update(_runs(known, cells, self.rows, self.told))
+                runs.update(_runs(known, cells, self.rows, self.examples, self.told))
         return runs
 
     def _exchanged(

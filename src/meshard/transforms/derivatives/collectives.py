@@ -95,7 +95,8 @@ def _ragged(site: Site, number: int, g: Values) -> Any:
     rows, _, table = site.operands
     if number:
         return o.ragged_all_to_all(zeros_like(rows, dtype=g[0].dtype), g[0], table, **site.params)
-    more = {"split": 0, "concat": 0, "tiled": True, **site.params}
+    own = {k: v for k, v in site.params.items() if k != "examples"}
+    more = {"split": 0, "concat": 0, "tiled": True, **own}
     first, sizes, there, received = (table[i] for i in range(4))
     there, first = (o.all_to_all(x, **more) for x in (there, first))
     back = o.concatenate(

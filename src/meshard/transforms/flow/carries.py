@@ -83,6 +83,7 @@ class Carry:
         leaves: the arrays.
         weak: for each the type of Python number that it came as; None once it is settled.
         counted: whether a counter of ours stands before the user's tree.
+        laid: for each the type of a cell after a turn, where axes stay automatic and it is known.
     """
 
     what: str
@@ -91,6 +92,7 @@ class Carry:
     leaves: list[Any]
     weak: tuple[Weak, ...]
     counted: bool = False
+    laid: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, what: str, value: Any, body: Body | None, counted: bool = False) -> Carry:
@@ -123,10 +125,17 @@ class Carry:
             return replace(self, leaves=abstract)
         scope = self.body.scope
         kinds = [
-            scope.kind(x.kind.type, x.kind.extent, x.kind.varies, w)
-            for x, w in zip(self.leaves, self.weak, strict=True)
+            scope.kind(t, x.kind.extent, x.kind.varies, w)
+            for x, w, t in zip(self.leaves, self.weak, self._cell_types, strict=True)
         ]
         return replace(self, leaves=[abstract_grid(self.body, k) for k in kinds])
+
+    @property
+    def _cell_types(self) -> list[Any]:
+        """The type of each array's cells in later turns, as far as it is known."""
+        now = [x.kind.type for x in self.leaves]
+        then = self.laid or now
+        return [t if t.dtype == own.dtype else own for t, own in zip(then, now, strict=True)]
 
     def after(self, step: Callable[[Any], Any]) -> Carry:
         """Return the carry after a turn.
@@ -246,7 +255,9 @@ def settled(
         ):
             with types_only(body, by):
                 abstract._checked(found)
-            return replace(carry, weak=(None,) * len(carry.leaves))
+                auto = body is not None and body.scope.auto
+                laid = tuple([body.lift(x).kind.type for x in found]) if body and auto else ()
+            return replace(carry, weak=(None,) * len(carry.leaves), laid=laid)
         carry = now
 
 

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 from meshard.errors import ArgumentError, TreeError
 from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
+from meshard.ops.array.shape import broadcast_to
 from meshard.ops.checked import checked
 from meshard.runtime.doors import innermost
 from meshard.runtime.trees import trees
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import abstract_grid, idle, local_type, widened
+from meshard.transforms.body.branches import idle, widened
 from meshard.transforms.flow.carries import Carry, arrays_of, leaf_type, settled
 from meshard.transforms.flow.positions import Positions, unplaced_value
 from meshard.transforms.flow.recorded_flow import recorded_scan
@@ -107,12 +108,12 @@ def _unrun(body: Body | None, result: Any, count: int, typed: bool) -> Any:
         if body is None:
             made.append(unplaced_value(shape, dtype) if typed else zeros(shape, dtype))
             continue
-        kind, scope = body.lift(y).kind, body.scope
-        if typed:
-            local = local_type(scope, shape, dtype)
-            made.append(abstract_grid(body, scope.kind(local, kind.extent, kind.varies)))
-        else:
-            made.append(widened(body.lift(zeros(shape, dtype)), kind.varies))
+        y = body.lift(y)
+        made.append(
+            broadcast_to(y, shape)
+            if typed
+            else widened(body.lift(zeros(shape, dtype)), y.kind.varies)
+        )
     return trees.unflatten(trees.structure(result), made)
 
 

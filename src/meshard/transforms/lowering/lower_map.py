@@ -26,7 +26,13 @@ from meshard.transforms.body.boundary import cells_in, cells_out, to_array, to_g
 from meshard.transforms.body.grid import Cells, Grid
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.lowering.body_steps import one_or_all
-from meshard.transforms.lowering.executable import AnyKind, Executable, Moving, Run
+from meshard.transforms.lowering.executable import (
+    AnyKind,
+    Executable,
+    Moving,
+    Run,
+    ensure_layout,
+)
 from meshard.transforms.lowering.lower_body import enter_typed
 from meshard.transforms.program.calls import ShardMapCall
 from meshard.transforms.program.program import Kind, Program
@@ -72,7 +78,7 @@ def _lower_map(world: RuntimeWorld, call: ShardMapCall, kinds: Sequence[Kind]) -
     assert scope is not None
     types = [x._type for x in given]
     ways_in = _ways_in(scope, types[count:], call.in_specs)
-    ways_out = _ways_out(scope, own.outputs, call.out_specs)
+    ways_out = _ways_out(scope, own.outputs, call.out_specs, [x._type for x in results])
 
     def through_grids(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
         body = Body(scope)
@@ -187,11 +193,20 @@ def _ways_in(
 
 
 def _ways_out(
-    scope: Scope, kinds: Sequence[AnyKind], specs: Sequence[PartitionSpec]
+    scope: Scope,
+    kinds: Sequence[AnyKind],
+    specs: Sequence[PartitionSpec],
+    types: Sequence[ArrayType],
 ) -> list[Callable[[Body, Any], Array]]:
-    """Return for each result how it becomes an array."""
+    """Return for each result how it becomes an array of its type.
 
-    def way_of(kind: AnyKind, spec: PartitionSpec) -> Callable[[Body, Any], Array]:
+    On automatic axes a loop's carry may be laid out otherwise than in the first turn, which is the
+    one that types were found for.
+    """
+
+    def way_of(
+        kind: AnyKind, spec: PartitionSpec, type_: ArrayType
+    ) -> Callable[[Body, Any], Array]:
         known = isinstance(kind, GridKind) and not scope.auto
         leave = way_out(scope, kind, spec) if known and isinstance(kind, GridKind) else None
 
@@ -199,12 +214,12 @@ def _ways_out(
             grid = x if type(x) is Grid else body.lift(x)
             if leave is not None and grid.kind is kind:
                 return leave(grid)
-            found: Array = to_array(body, grid, spec)
+            found: Array = ensure_layout(scope.world, to_array(body, grid, spec), type_)
             return found
 
         return way
 
-    return [way_of(k, s) for k, s in zip(kinds, specs, strict=True)]
+    return [way_of(*each) for each in zip(kinds, specs, types, strict=True)]
 
 
 def _entering(
