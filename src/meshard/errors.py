@@ -233,7 +233,7 @@ class DimError(ArgumentError, np.exceptions.AxisError):
         return str(self.args[0])
 
 
-class IndexingError(MeshardError, IndexError, TypeError):
+class IndexingError(MeshardError, IndexError, ValueError, TypeError):
     """An index outside the array, or of a type that cannot index."""
 
 

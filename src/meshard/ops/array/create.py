@@ -847,11 +847,14 @@ def tri(
 
 
 @checked
-def meshgrid(*xi: ArrayLike, sparse: bool = False, indexing: str = "xy") -> tuple[Array, ...]:
+def meshgrid(
+    *xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: str = "xy"
+) -> tuple[Array, ...]:
     """Return the coordinates of a grid, one array for each of its dims.
 
     Args:
         xi: the coordinates along each dim, as arrays of one dim.
+        copy: accepted as in NumPy; the results are arrays of their own.
         sparse: whether the results have size one along all dims but their own.
         indexing: ``"ij"``: the dims come in the order of ``xi``; ``"xy"``: the first two are
             exchanged.

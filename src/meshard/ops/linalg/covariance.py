@@ -63,18 +63,18 @@ def cov(
     weights = _weights(x.shape[1], fweights, aweights)
     if weights is None:
         off, other = (x - mean(x, axis=1, keepdims=True),) * 2
-        count = x.shape[1] - less
-        divisor: Any = count if count > 0 else np.nan
+        count = max(x.shape[1] - less, 0)
+        share: Any = 1 / count if count else np.inf
     else:
         total = sum_(weights)
         off = x - sum_(x * weights, 1, None, None, True) / total
         other = off * weights
         spread = total if aweights is None else sum_(weights * as_array(aweights)) / total
         divisor = total - less * (1 if aweights is None else spread)
-        divisor = bind("where", divisor > 0, divisor, np.nan)
+        share = 1 / bind("maximum", divisor, 0)
     other = matrix_transpose(other)
     found = matmul(off, bind("conjugate", other) if x.dtype.kind == "c" else other)
-    return squeeze(found / divisor).astype(x.dtype, copy=False)
+    return squeeze(found * share).astype(x.dtype, copy=False)
 
 
 def _weights(count: int, fweights: Any, aweights: Any) -> Any:

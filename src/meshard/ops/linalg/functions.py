@@ -8,7 +8,7 @@ split. Integers are taken as the default float, floats shorter than 32 bits are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from meshard.ops.linalg.decompose import (
 from meshard.ops.linalg.einsum import einsum
 from meshard.ops.linalg.norms import matrix_norm
 from meshard.ops.linalg.tall import turned
+from meshard.ops.reductions.reduce import any as any_
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.row import Op, register
@@ -114,7 +115,8 @@ def matrix_rank(
     """Return the ranks of matrices: how many singular values are not zero.
 
     Args:
-        A: matrices, ``(..., m, n)``; of tall ones with split rows only small factors move.
+        A: matrices, ``(..., m, n)``, or a vector, whose rank is 1 unless it is all zeros; of tall
+            ones with split rows only small factors move.
         tol: the value up to which a singular value counts as zero.
         hermitian: whether the matrices are Hermitian, which is quicker; their lower triangles are
             read.
@@ -130,6 +132,8 @@ def matrix_rank(
     """
     if tol is not None and rtol is not None:
         raise ArgumentError("matrix_rank: both tol and rtol were given; give one of them.")
+    if as_array(A).ndim < 2:  # a vector, or a number, has one singular value
+        return any_(bind("not_equal", as_array(A), 0)).astype(np.int64)
     x = matrices("matrix_rank", A)
     if not x.size:
         return zeros(x.shape[:-2], np.int64)
@@ -142,7 +146,7 @@ def matrix_rank(
 
 
 @checked
-def matrix_power(a: ArrayLike, n: int) -> Array:
+def matrix_power(a: ArrayLike, n: SupportsIndex) -> Array:
     """Return the nth power of square matrices; of their inverses if ``n`` is negative.
 
     Computed by products, so that split dims stay split.
@@ -232,7 +236,7 @@ def lstsq(
     u, s, vh = svd(x, full_matrices=False)
     large = s > _limit(x, s, rcond) if s.size else s > 0
     share = matmul(turned(u), columns) * expand_dims(_inverted(s, large), 1)
-    found, rank = matmul(turned(vh), share), sum_(large)
+    found, rank = matmul(turned(vh), share), sum_(large, dtype=np.int32)
     off = bind("absolute", columns - matmul(x, found))
     residuals = sum_(off * off, axis=0)
     less = x.shape[0] <= x.shape[1] or (not is_traced(rank) and int(rank) != x.shape[1])

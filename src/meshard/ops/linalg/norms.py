@@ -146,6 +146,11 @@ def _floats(x: Any) -> Any:
     return value.astype(default_float())
 
 
+def _greatest(x: Any, axis: Axis, keepdims: bool = False) -> Any:
+    """Return the greatest of sizes; that of none is 0, as in NumPy."""
+    return max_(x, axis, None, keepdims, None if x.size else 0.0)
+
+
 def _law(x: Any) -> Any:
     dtype = as_array(x).dtype
     if dtype.kind == "c":
@@ -183,7 +188,7 @@ def vector_norm(
         return found.astype(_law(x), copy=False)
     size = bind("absolute", value)
     if ord == np.inf:
-        found = max_(size, axis, None, keepdims)
+        found = _greatest(size, axis, keepdims)
     elif ord == -np.inf:
         found = min_(size, axis, None, keepdims)
     elif ord == 0:
@@ -218,12 +223,12 @@ def matrix_norm(
     value = _floats(x)
     if ord in ("nuc", 2, -2):
         s = svdvals(value)
-        found = sum_(s, axis=-1) if ord == "nuc" else (min_ if ord == -2 else max_)(s, axis=-1)
+        found = sum_(s, axis=-1) if ord == "nuc" else (min_ if ord == -2 else _greatest)(s, axis=-1)
         found = expand_dims(found, (-2, -1)) if keepdims else found
     elif ord in (1, -1, np.inf, -np.inf):
         down = abs(ord) == 1
         totals = sum_(bind("absolute", value), axis=-2 if down else -1, keepdims=True)
-        pick = max_ if ord > 0 else min_
+        pick = _greatest if ord > 0 else min_
         found = pick(totals, axis=(-2, -1), keepdims=keepdims)
     else:
         raise ArgumentError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshard.algebra.arguments import items_of
 from meshard.errors import ArgumentError, ShapeError
+from meshard.ops.array.create import linspace
 from meshard.ops.array.samplesort import sort_split
 from meshard.ops.array.shape import ravel, reshape
 from meshard.ops.array.take import take_along_axis
@@ -17,7 +18,7 @@ from meshard.ops.checked import checked
 from meshard.ops.dims import normalised_axes
 from meshard.ops.dtypes.laws import default_float, is_whole
 from meshard.ops.dtypes.promotion import common_dtype
-from meshard.ops.engine.concrete import is_array
+from meshard.ops.engine.concrete import is_array, is_traced
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.ops.reductions.histogram import histogram_bin_edges
@@ -64,6 +65,14 @@ def _bins_of(bins: Any, rank: int) -> list[Any]:
     return given
 
 
+def _edges_along(x: Any, bins: Any, ends: Any) -> Any:
+    """Return the edges along a dim; equal bins may be too narrow to differ, as in NumPy."""
+    if isinstance(bins, (int, np.integer)) and bins > 0 and not is_traced(x):
+        rim = histogram_bin_edges(x, 1, ends)
+        return linspace(rim[0], rim[1], int(bins) + 1, dtype=rim.dtype)
+    return histogram_bin_edges(x, bins, ends)
+
+
 @checked
 def histogramdd(
     sample: Any,
@@ -102,7 +111,7 @@ def histogramdd(
         )
     edges, places = [], []
     for x, own, ends in zip(columns, _bins_of(bins, rank), limits, strict=True):
-        line = histogram_bin_edges(x, own, ends)
+        line = _edges_along(x, own, ends)
         at = searchsorted(line, x, "right")
         # The last edge belongs to the last bin; 0 and the last number are outside.
         places.append(at - bind("equal", x, line[-1:]).astype(np.int64))
@@ -235,5 +244,5 @@ def sort_complex(a: ArrayLike) -> Array:
     x = sort(a)
     if x.dtype.kind == "c":
         return x
-    short = x.dtype in (np.int8, np.uint8, np.int16, np.uint16, np.float32, np.float16)
+    short = x.dtype in (np.int8, np.uint8, np.int16, np.uint16)
     return x.astype(np.complex64 if short else np.complex128)

@@ -54,7 +54,8 @@ def _positions(what: str, obj: Any, size: int, most: int) -> Any:
         if places.shape != (size,):
             raise IndexingError(f"{what}: a mask of shape {places.shape} for a dim of size {size}.")
         return np.flatnonzero(places)
-    if places.dtype.kind not in "iu" and places.size:
+    typed = places.size or is_array(obj) or isinstance(obj, np.ndarray)
+    if places.dtype.kind not in "iu" and typed:  # an empty list says nothing of its dtype
         raise IndexingError(f"{what}: obj must be integers, got {described(obj)}.")
     places = places.astype(np.int64)
     outside = places[(places < -size) | (places > most)]

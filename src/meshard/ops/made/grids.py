@@ -32,12 +32,20 @@ def _ends(part: slice) -> tuple[Any, Any, Any]:
     return start, part.stop, step
 
 
-def _line(part: slice) -> Any:
-    """Return the numbers that a slice stands for."""
+def _line(part: slice, dtype: Any = None) -> Any:
+    """Return the numbers that a slice stands for; if it says how many, of a dtype."""
     start, stop, step = _ends(part)
     if isinstance(step, (complex, np.complexfloating)):
-        return linspace(start, stop, int(np.abs(step)))
+        return linspace(start, stop, int(np.abs(step)), dtype=dtype)
     return arange(start, stop, step)
+
+
+def _kinds_of_line(part: slice) -> list[Any]:
+    """Return what decides the dtype of a grid: an imaginary step counts as the float it is."""
+    start, stop, step = _ends(part)
+    if isinstance(step, (complex, np.complexfloating)):
+        step = np.abs(step) if isinstance(step, np.complexfloating) else abs(step)
+    return [_kind(v) for v in (start, stop, step)]
 
 
 @final
@@ -59,11 +67,12 @@ class Grid:
                     f"{self._name}: takes slices, such as {self._name}[0:3, 0:4], got "
                     f"{described(part)}."
                 )
-        lines = [_line(part) for part in parts]
-        common = common_dtype(self._name, [x.dtype for x in lines])
-        lines = [x.astype(common, copy=False) for x in lines]
+        kinds = [kind for part in parts for kind in _kinds_of_line(part)]
+        common = common_dtype(self._name, kinds) if kinds else np.dtype(np.int64)
+        lines = [_line(part, common) for part in parts]
         if not isinstance(key, tuple):
             return lines[0]
+        lines = [x.astype(common, copy=False) for x in lines]
         rank = len(lines)
         thin = [reshape(x, (1,) * d + (-1,) + (1,) * (rank - d - 1)) for d, x in enumerate(lines)]
         if self._sparse:
@@ -166,8 +175,8 @@ def ix_(*args: ArrayLike | Sequence[int]) -> tuple[Array, ...]:
             )
         if x.dtype.kind == "b":
             (x,) = nonzero(x)
-        elif not x.size:
-            x = x.astype(np.int64)
+        elif not (x.size or is_array(given) or isinstance(given, np.ndarray)):
+            x = x.astype(np.int64)  # an empty list says nothing of its dtype
         found.append(reshape(x, (1,) * number + (-1,) + (1,) * (len(args) - number - 1)))
     return tuple(found)
 

@@ -68,7 +68,7 @@ def pad(
             decides.
         end_values: the outermost values in mode ``"linear_ramp"``, given in the same way.
         stat_length: of how many elements at an end the maximum, mean, median or minimum is, by
-            default of all; given in the same way.
+            default of all; given in the same way. The mean and the median of 0 elements are NaN.
         reflect_type: in modes ``"reflect"`` and ``"symmetric"``: ``"even"``, or ``"odd"`` for
             twice the edge less what is reflected.
 
@@ -135,14 +135,19 @@ def _with_statistics(
     """Return the array with a statistic of the elements at each end added there."""
     statistic = _STATISTICS[mode]
     lengths = None if stat_length is None else _per_side("stat_length", stat_length, x.ndim)
-    if lengths is not None and (lengths.dtype.kind not in "iu" or (lengths < 1).any()):
+    least = 0 if mode in ("mean", "median") else 1  # that of no elements is NaN
+    if lengths is not None and (lengths.dtype.kind not in "iu" or (lengths < least).any()):
         raise ArgumentError(
-            f"pad: stat_length must be positive integers, got {described(stat_length)}."
+            f"pad: stat_length must be integers of at least {least} for mode {mode!r}, got "
+            f"{described(stat_length)}."
         )
     for d, widths in added.items():
         size = x.shape[d]
         own = (size, size) if lengths is None else [min(int(n), size) for n in lengths[d]]
-        found = [statistic(part, d, keepdims=True) for part in _ends(x, d, *own)]
+        found = [
+            (statistic if part.shape[d] else mean)(part, d, keepdims=True)
+            for part in _ends(x, d, *own)
+        ]
         if is_whole(x.dtype):
             found = [bind("rint", f) if f.dtype.kind == "f" else f for f in found]
         found = [f.astype(x.dtype, copy=False) for f in found]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.algebra.arguments import choice_of
+from meshard.algebra.arguments import choice_of, refusal
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
@@ -16,7 +16,7 @@ from meshard.ops.array.info import finfo
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
 from meshard.ops.array.take import take
-from meshard.ops.checked import checked
+from meshard.ops.checked import checked, number
 from meshard.ops.dtypes.laws import (
     default_complex,
     default_float,
@@ -59,7 +59,9 @@ def _numbered(x: Block, *, nan: float, posinf: float | None, neginf: float | Non
     return np.asarray(found, x.dtype)
 
 
-def _interpolate(x: Any, xp: Block, fp: Block, *, left: float | None, right: float | None) -> Any:
+def _interpolate(
+    x: Any, xp: Block, fp: Block, *, left: complex | None, right: complex | None
+) -> Any:
     return np.interp(_plain(x), _plain(xp), _plain(fp), left, right)
 
 
@@ -301,6 +303,7 @@ def select(
 
     Raises:
         ArgumentError: if there are none, or the lists have different lengths.
+        DtypeError: if a condition does not hold bools.
 
     >>> import meshard.numpy as mnp
     >>> x = mnp.arange(4)
@@ -312,8 +315,17 @@ def select(
             f"select: {len(condlist)} conditions and {len(choicelist)} choices; give one "
             "choice per condition, and at least one."
         )
-    found: Any = default
-    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+    conditions = [as_array(c) for c in condlist]
+    for i, condition in enumerate(conditions):
+        if condition.dtype.kind != "b":
+            raise DtypeError(
+                f"select: condition {i} must hold bools, but its dtype is {condition.dtype}. "
+                "Compare it, such as condition != 0."
+            )
+    given = [*choicelist, default]
+    common = common_dtype("select", [weak_kind(c) or as_array(c).dtype for c in given])
+    *choices, found = [as_array(c).astype(common, copy=False) for c in given]
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
         found = bind("where", condition, choice, found)
     return found
 
@@ -392,8 +404,8 @@ def interp(
     x: ArrayLike,
     xp: ArrayLike,
     fp: ArrayLike,
-    left: float | None = None,
-    right: float | None = None,
+    left: complex | None = None,
+    right: complex | None = None,
     period: float | None = None,
 ) -> Array:
     """Return values between points joined by lines; laid out like ``x``.
@@ -404,7 +416,8 @@ def interp(
         x: where to take values.
         xp: the points' places, rising.
         fp: the points' values.
-        left: the value before the first point, by default the first.
+        left: the value before the first point, by default the first; a complex one only for points
+            whose values are complex.
         right: the value after the last point, by default the last.
         period: after what distance the points repeat; their places need not rise then, and
             ``left`` and ``right`` have no effect.
@@ -428,9 +441,23 @@ def interp(
     if period is not None:
         left = right = None
         at, places, values = _periodic(at, places, values, float(period))
-    ends = [None if v is None else float(v) for v in (left, right)]
-    found = bind("interp", at, places, values, left=ends[0], right=ends[1])
+    convert = complex if values.dtype.kind == "c" else float
+    ends = {
+        name: None if v is None else _end_value(name, v, convert)
+        for name, v in (("left", left), ("right", right))
+    }
+    found = bind("interp", at, places, values, **ends)
     return found.astype(law, copy=False)
+
+
+def _end_value(name: str, value: Any, convert: type[complex] | type[float]) -> complex:
+    """Return the value beyond an end as Python's number, complex where the points' values are."""
+    if convert is float or not np.iscomplexobj(value):
+        return convert(number(value, "interp", name))
+    try:
+        return complex(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(refusal("interp", name, "a number or None", value)) from None
 
 
 def _interp_dtype(*dtypes: Dtype) -> Dtype:

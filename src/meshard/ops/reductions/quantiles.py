@@ -26,11 +26,13 @@ from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, kind_of
 from meshard.ops.engine.concrete import is_traced
 from meshard.ops.engine.infer import weak_of
 from meshard.ops.reductions.moments import mean, warn_of_few, warn_where
+from meshard.ops.reductions.reduce import all as all_
+from meshard.ops.reductions.reduce import any as any_
 from meshard.ops.reductions.reduce import count_nonzero
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
 from meshard.ops.reductions.select import behind, selected, selected_at
-from meshard.ops.reductions.sort import argsort
+from meshard.ops.reductions.sort import argsort, sort
 from meshard.ops.row import Dtype, Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
@@ -141,7 +143,7 @@ class _Asked(NamedTuple):
         """Return the results' dtype, of elements of a dtype."""
         if self.exact:
             return dtype
-        own = dtype if is_float(dtype) else default_float()
+        own = dtype if is_float(dtype) or dtype.kind == "c" else default_float()
         if self.weak:
             return own
         wide = self.q.dtype if own.itemsize > 1 and is_float(self.q.dtype) else own
@@ -167,14 +169,14 @@ class _Rows(NamedTuple):
         return math.prod(self.x.shape[d] for d in self.axis)
 
 
-def _rows(name: str, a: Any, axis: Axis) -> _Rows:
-    """Return an array, and some of its dims.
+def _rows(name: str, a: Any, axis: Axis, ordered: bool = True) -> _Rows:
+    """Return an array, and some of its dims; complex ones where an order by parts will do.
 
     Raises:
         DtypeError: if the elements are complex.
     """
     x = as_array(a)
-    if x.dtype.kind == "c":
+    if x.dtype.kind == "c" and ordered:
         raise DtypeError(f"{name}: complex numbers have no order; the dtype is {x.dtype}.")
     own = normalised_axes(axis, x.ndim, name)
     kept = [n for d, n in enumerate(x.shape) if d not in own]
@@ -257,6 +259,26 @@ def _at_computed(rows: _Rows, asked: _Asked) -> Any:
     return _finished(found, rows, asked, law, asked.q.ndim)
 
 
+def _ranked(rows: _Rows, ranks: list[int]) -> Any:
+    """Return elements of known ranks; complex numbers are sorted, by their real parts first."""
+    if rows.x.dtype.kind == "c":
+        return sort(behind(rows.x, rows.axis))[..., np.asarray(ranks)]
+    return selected(rows.x, rows.axis, ranks)
+
+
+def _middle_of_complex(name: str, a: Any, axis: Axis, keepdims: bool) -> Any:
+    """Return the median of complex numbers without NaN, which stands behind the others."""
+    rows = _rows(name, a, axis, ordered=False)
+    ordered = sort(behind(rows.x, rows.axis))
+    valid = bind("logical_not", bind("isnan", ordered))
+    count = expand_dims(count_nonzero(valid, -1), -1)
+    places = bind("maximum", (count - 1) // 2, 0), count // 2
+    low, high = (take_along_axis(ordered, at, -1, "clip")[..., 0] for at in places)
+    found = bind("where", bind("equal", count[..., 0] % 2, 0), (low + high) / 2, low)
+    asked = _Asked(name, np.asarray(0.5), keepdims=keepdims)
+    return _finished(found, rows, asked, asked.law(rows.x.dtype), 0)
+
+
 def _at_weighted(rows: _Rows, asked: _Asked, weights: Any) -> Any:
     """Return the least elements up to which the weights are a part of all weights."""
     x, w = behind(rows.x, rows.axis), weights
@@ -267,6 +289,7 @@ def _at_weighted(rows: _Rows, asked: _Asked, weights: Any) -> Any:
         order = argsort(x)
         ordered, w = (take_along_axis(v, order, -1, "clip") for v in (x, w))
     running = cumsum(w, -1, np.dtype(np.float64))
+    _check_weights(asked, w, running[..., -1:], ordered)
     running = running / running[..., -1:]
     running = bind("where", running == 0, -1.0, running)
     q = reshape(as_array(asked.q).astype(np.float64), (-1,))
@@ -277,6 +300,26 @@ def _at_weighted(rows: _Rows, asked: _Asked, weights: Any) -> Any:
     found = moveaxis(found, -1, 0)
     found = reshape(found, (*asked.q.shape, *found.shape[1:]))
     return _finished(found, rows, asked, law, asked.q.ndim)
+
+
+def _check_weights(asked: _Asked, w: Any, total: Any, ordered: Any) -> None:
+    """Refuse weights of which no part can be taken; traced ones cannot be checked.
+
+    Raises:
+        ArgumentError: if one is negative or not finite, or those of a row are all zero.
+    """
+    if is_traced(w):
+        return
+    if bool(any_(bind("less", w, 0))):
+        raise ArgumentError(f"{asked.name}: weights must not be negative, but some are.")
+    usable = bind("logical_and", bind("greater", total, 0), bind("isfinite", total))
+    if asked.without_nan:  # rows of nothing but NaN need none
+        usable = bind("logical_or", usable, bind("isnan", ordered[..., :1]))
+    if not bool(all_(usable)):
+        raise ArgumentError(
+            f"{asked.name}: weights include NaN or infinity, or are all zero, so that no part of "
+            "them can be taken."
+        )
 
 
 def _weights_of(name: str, a: Any, axis: Axis, weights: Any) -> Any:
@@ -377,14 +420,11 @@ def median(
     Of dims that are split nothing is sorted: devices count elements, and bring few together.
 
     Args:
-        a: the array.
+        a: the array; complex numbers are ordered by their real parts, then by the imaginary ones.
         axis: the dims.
         out: None; arrays are immutable.
         overwrite_input: accepted as in NumPy; the array stays as it is.
         keepdims: keep the dims, with size one.
-
-    Raises:
-        DtypeError: if the elements are complex.
 
     Warns:
         RuntimeWarning: if it is the median of nothing, which is NaN.
@@ -393,13 +433,13 @@ def median(
     >>> float(mnp.median(mnp.asarray([4, 1, 2, 3])))
     2.5
     """
-    rows, x = _rows("median", a, axis), as_array(a)
+    rows, x = _rows("median", a, axis, ordered=False), as_array(a)
     if not math.prod(x.shape[d] for d in rows.dims):
         return mean(x, rows.dims, keepdims=keepdims)
     size, law = rows.size, _Asked("median", np.asarray(0.5)).law(rows.x.dtype)
     half = size // 2
     ranks = sorted({max(half - 1, 0), half, size - 1})
-    elements = _wide(selected(rows.x, rows.axis, ranks), law, False)
+    elements = _wide(_ranked(rows, ranks), law, False)
     one = {rank: elements[(..., i)] for i, rank in enumerate(ranks)}
     found = one[half] if size % 2 else (one[half - 1] + one[half]) / 2
     asked = _Asked("median", np.asarray(0.5), keepdims=bool(keepdims))
@@ -426,6 +466,8 @@ def nanmedian(
     """
     if as_array(a).dtype.kind in "biu":
         return median(a, axis, keepdims=keepdims)
+    if as_array(a).dtype.kind == "c":
+        return _middle_of_complex("nanmedian", a, axis, keepdims)
     asked = _Asked("nanmedian", np.asarray(0.5), keepdims=keepdims, without_nan=True)
     return _quantile(a, axis, asked, None)
 
@@ -459,8 +501,8 @@ def quantile(
             with ``method="inverted_cdf"``.
 
     Raises:
-        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown. Traced ``q`` beyond
-            them give the extremes.
+        ArgumentError: if ``q`` is not from 0 to 1, or the method is unknown, or weights are
+            negative, not finite or all zero. Traced ``q`` beyond them give the extremes.
         ShapeError: if a dim is empty, or the weights have another shape.
         DtypeError: if the elements are complex.
 

@@ -395,7 +395,8 @@ def trapezoid(
 
     Args:
         y: the values to integrate.
-        x: the points that they belong to: one dim, or the values' shape; None for even ones.
+        x: the points that they belong to: one dim, or several that broadcast with the values;
+            None for even ones.
         dx: the distance of even points.
         axis: the dim.
 
@@ -412,15 +413,16 @@ def trapezoid(
     width = dx if isinstance(dx, (int, float, complex)) else as_array(dx)
     if x is not None:
         points = as_array(x)
-        if points.shape not in ((values.shape[dim],), values.shape):
+        alone = points.ndim == 1
+        along = normalised_axes(0 if alone else axis, points.ndim, "trapezoid")[0]
+        if points.shape[along] != values.shape[dim]:
             raise ShapeError(
                 f"trapezoid: points of shape {points.shape} for values of shape {values.shape}; "
-                f"they must have one dim of {values.shape[dim]}, or the values' shape."
+                f"there must be {values.shape[dim]} points along the dim, one for each value."
             )
-        alone = points.ndim == 1
-        width = diff(points, axis=0 if alone else dim)
+        width = diff(points, axis=along)
         if alone:
             width = reshape(width, (-1,) + (1,) * (values.ndim - dim - 1))
     head = (slice(None),) * dim
     both = values[(*head, slice(1, None))] + values[(*head, slice(None, -1))]
-    return sum_(width * both / 2.0, axis=dim)
+    return sum_(width * both / 2.0, axis=axis)

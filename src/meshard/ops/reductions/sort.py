@@ -19,7 +19,7 @@ import numpy as np
 from meshard.algebra.arguments import choice_of
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.errors import ArgumentError, ShapeError
+from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import flip, stack
 from meshard.ops.array.samplesort import argsort_split, regular, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
@@ -360,12 +360,19 @@ def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Array:
 
     Raises:
         ArgumentError: if the edges neither rise nor fall; traced edges cannot be checked.
+        DtypeError: if one of both is complex.
 
     >>> import meshard.numpy as mnp
     >>> mnp.digitize(mnp.asarray([0.2, 6.4, 3.0]), mnp.asarray([0.0, 1.0, 2.5, 4.0])).tolist()
     [1, 4, 3]
     """
     value, edges = as_array(x), as_array(bins)
+    for name, given in (("x", value), ("bins", edges)):
+        if given.dtype.kind == "c":
+            raise DtypeError(
+                f"digitize: complex numbers have no order, and the dtype of {name} is "
+                f"{given.dtype}. Give their real parts, or their absolute values."
+            )
     side = "left" if right else "right"
     if is_traced(edges):  # whether they rise or fall is for the kernels
         rising = searchsorted(edges, value, side)
