@@ -807,18 +807,19 @@ def mapped():
 # every function after each that was refused
 
 
+def joining(secret):
+    os.environ["MESHARD_SECRET"] = secret
+    try:
+        interop.initialize()
+    finally:
+        del os.environ["MESHARD_SECRET"]
+
+
 def refusals_of(mesh):
     """For each public function a call that is refused and one that is not; also with ``map``."""
     full = values((4, 6), torch.float32)
     x, part = made(full, mesh, [S(0)]), ((2, 6), mesh, [S(0)])
     target, buf, keys = (mesh, [S(1)]), torch.zeros(12), KeyMap(rest="keep")
-
-    def secret(text):
-        os.environ["MESHARD_SECRET"] = text
-        try:
-            interop.initialize()
-        finally:
-            del os.environ["MESHARD_SECRET"]
 
     return {
         "reshard": (
@@ -838,7 +839,7 @@ def refusals_of(mesh):
             lambda: interop.mxn_cast(buf, *part, (2, 6), mesh, [S(1)]),
             lambda: interop.mxn_cast(buf, *part, *part),
         ),
-        "initialize": (lambda: secret("short"), lambda: secret("of many characters")),
+        "initialize": (lambda: joining("short"), lambda: joining("of many characters")),
         "map": (
             lambda: interop.reshard({"w": x}, {}, map=keys),
             lambda: same(interop.reshard({"w": x}, target, map=keys)["w"], full, mesh, [S(1)]),
@@ -900,6 +901,8 @@ def refused_before_it_is_a_job():
         refused(AgreementError, "but rank 0 reshard", interop.initialize)
     else:
         refused(AgreementError, "but rank 1 initialize", calls["reshard"][1])
+    other = f"of many characters, {dist.get_rank()}"
+    refused(ConfigError, "0 and process 1 have different secrets", joining, other)
     interop.initialize()
     assert meshard.process_count() == 2
 
