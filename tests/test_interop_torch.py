@@ -321,6 +321,15 @@ def test_arrays_of_the_same_memory(tmp_path, launcher):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+def test_every_function_after_each_that_was_refused(tmp_path):
+    line = [*TORCHRUN[:-1], "2", "-m", "tests.torch_job", "refused"]
+    found = finished(line, tmp_path / "refused.json")
+    assert {name: told for name, told in found.items() if told} == {}
+    assert len(found) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
 def test_the_program_of_the_guide(tmp_path):
     page = (ROOT / "docs" / "migration" / "fsdp.md").read_text()
     program, printed = re.search(r"```py\n(.*?)```\n\n```\n(.*?)```", page, re.S).groups()

@@ -1,7 +1,8 @@
-"""A job of PyTorch's on four ranks, whose checks `test_interop_torch` reads.
+"""A job of PyTorch's on four ranks, or two, whose checks `test_interop_torch` reads.
 
     PYTHON -m torch.distributed.run --nproc-per-node 4 -m tests.torch_job moves FILE
     PYTHON -m torch.distributed.run --nproc-per-node 4 -m tests.torch_job arrays FILE
+    PYTHON -m torch.distributed.run --nproc-per-node 2 -m tests.torch_job refused FILE
     meshard run -n 4 -- -m tests.torch_job arrays FILE
 
 Rank 0 writes for each check what it found wrong, or nothing.
@@ -33,6 +34,7 @@ from meshard.errors import (
     ArgumentError,
     ConfigError,
     DeletedArrayError,
+    MeshardError,
     ProcessLostError,
     ShapeError,
     ShardingError,
@@ -802,6 +804,115 @@ def mapped():
         assert torch.equal(found["1.qkv"].to_local(), 4 * torch.cat(parts))
 
 
+# every function after each that was refused
+
+
+def joining(secret):
+    os.environ["MESHARD_SECRET"] = secret
+    try:
+        interop.initialize()
+    finally:
+        del os.environ["MESHARD_SECRET"]
+
+
+def refusals_of(mesh):
+    """For each public function a call that is refused and one that is not; also with ``map``."""
+    full = values((4, 6), torch.float32)
+    x, part = made(full, mesh, [S(0)]), ((2, 6), mesh, [S(0)])
+    target, buf, keys = (mesh, [S(1)]), torch.zeros(12), KeyMap(rest="keep")
+
+    return {
+        "reshard": (
+            lambda: interop.reshard({"w": x}, (mesh, [S(7)])),
+            lambda: same(interop.reshard({"w": x}, target)["w"], full, mesh, [S(1)]),
+        ),
+        "redistribute": (
+            lambda: interop.redistribute(full),
+            lambda: same(interop.redistribute(x, *target), full, mesh, [S(1)]),
+        ),
+        "plan": (lambda: interop.plan(x, 3), lambda: interop.plan({"w": x}, target)),
+        "mxn_cast": (
+            lambda: interop.mxn_cast(buf[:5], *part, *part),
+            lambda: interop.mxn_cast(buf, *part, *part),
+        ),
+        "shapes of mxn_cast": (
+            lambda: interop.mxn_cast(buf, *part, (2, 6), mesh, [S(1)]),
+            lambda: interop.mxn_cast(buf, *part, *part),
+        ),
+        "initialize": (lambda: joining("short"), lambda: joining("of many characters")),
+        "map": (
+            lambda: interop.reshard({"w": x}, {}, map=keys),
+            lambda: same(interop.reshard({"w": x}, target, map=keys)["w"], full, mesh, [S(1)]),
+        ),
+        "to_meshard": (
+            lambda: interop.to_meshard([full, x, full.to_sparse()]),
+            lambda: interop.to_meshard([full, x]),
+        ),
+        "to_sharding": (
+            lambda: interop.to_sharding(mesh, [S(7)], (4, 6)),
+            lambda: interop.to_sharding(*target, (4, 6)),
+        ),
+        "from_meshard": (
+            lambda: interop.from_meshard(3),
+            lambda: interop.from_meshard(interop.to_meshard(full)),
+        ),
+    }
+
+
+def after_refusals(refusing, going):
+    """Whatever was refused, on one rank or on all, each function then works at the first try."""
+    rank = dist.get_rank()
+    for name, (bad, good) in refusing.items():
+        for alone in (True, False):
+            for after, (_, call) in going.items():
+                one = good if alone and rank == 0 and name in going else bad
+                told = None
+                try:
+                    one()
+                except MeshardError as error:
+                    told = error
+                try:
+                    assert told is not None or one is good, "nothing was refused"
+                    assert "left this call" not in str(told)
+                    call()
+                except BaseException as error:
+                    error.add_note(f"{after} after {name}, which rank 1 alone refused: {alone}")
+                    raise
+
+
+def refused_before_it_is_a_job():
+    """What is refused leaves the ranks able to join, also if it was for want of that."""
+    mesh = init_device_mesh("cpu", (2,))
+    calls = refusals_of(mesh)
+    going = {name: calls[name] for name in list(calls)[:6]}
+    needs = {name: (calls[name][1], None) for name in ("map", "to_meshard", "to_sharding")}
+    join = agreeing.join
+    agreeing.join = lambda index, count, gather: [gather({"index": index}) for _ in range(2)]
+    try:
+        after_refusals(calls, going)
+        for bad, _ in needs.values():
+            refused(ConfigError, "Call meshard.interop.torch.initialize()", bad)
+            calls["initialize"][1]()
+    finally:
+        agreeing.join = join
+    # Of a group that is none the others cannot be told: the next call finds it out.
+    if dist.get_rank() == 1:
+        refused(ArgumentError, "group must be a process group", interop.initialize, 3)
+        refused(AgreementError, "but rank 0 reshard", interop.initialize)
+    else:
+        refused(AgreementError, "but rank 1 initialize", calls["reshard"][1])
+    other = f"of many characters, {dist.get_rank()}"
+    refused(ConfigError, "0 and process 1 have different secrets", joining, other)
+    interop.initialize()
+    assert meshard.process_count() == 2
+
+
+def refused_in_a_job():
+    calls = refusals_of(init_device_mesh("cpu", (2,)))
+    del calls["initialize"]
+    after_refusals(calls, calls | {"initialize": (None, interop.initialize)})
+
+
 MOVES = [
     moves_by_messages,
     moves_through_memory,
@@ -828,6 +939,7 @@ MOVES = [
     buffers,
 ]
 ARRAYS = [same_memory, arrays_as_asked, mapped]
+REFUSED = [refused_before_it_is_a_job, refused_in_a_job]
 
 
 def mismatch():
@@ -861,7 +973,7 @@ def main(kind, file):
     torch.set_num_threads(1)
     start(kind)
     found = {}
-    for check in [*MOVES, mismatch] if kind == "moves" else ARRAYS:
+    for check in {"moves": [*MOVES, mismatch], "arrays": ARRAYS, "refused": REFUSED}[kind]:
         told = None
         try:
             check()

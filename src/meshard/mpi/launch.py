@@ -320,11 +320,7 @@ def join(
     Raises:
         ConfigError: if this process belongs to a job already, or the processes do not fit together.
     """
-    if known_world() is not None or job_size() is not None or JOIN.value is not None:
-        raise ConfigError(
-            "This process cannot join others now: it has used meshard already, or belongs to a job "
-            "that mpiexec or `meshard run` has started. Join them before anything else."
-        )
+    check_joinable()
     from meshard.mpi.outside.coordinator import key_that_is_set
 
     _meeting.append((index, count, gather, key or key_that_is_set()))
@@ -332,6 +328,27 @@ def join(
         current()
     finally:
         _meeting.clear()
+
+
+def is_settled() -> bool:
+    """Whether this process has a world, or is to get that of a job which has been started."""
+    return known_world() is not None or job_size() is not None or JOIN.value is not None
+
+
+def check_joinable() -> None:
+    """Refuse to join others if it is settled who this process works with, or its secret is unfit.
+
+    Raises:
+        ConfigError: saying what is in the way.
+    """
+    if is_settled():
+        raise ConfigError(
+            "This process cannot join others now: it has used meshard already, or belongs to a job "
+            "that mpiexec or `meshard run` has started. Join them before anything else."
+        )
+    from meshard.mpi.outside.coordinator import key_that_is_set
+
+    key_that_is_set()
 
 
 def _begun(world: RuntimeWorld, transport: JobTransport) -> RuntimeWorld:

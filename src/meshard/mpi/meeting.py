@@ -42,7 +42,8 @@ def met(
         key: what only processes of the job know; None if those that gather are trusted.
 
     Raises:
-        ConfigError: if the processes' versions differ, or too many are to wait as spares.
+        ConfigError: if the processes' versions or secrets differ, or too many are to wait as
+            spares.
     """
     host = HOST.value or socket.gethostname()
     mine = {
@@ -64,6 +65,7 @@ def met(
     # The token is not sent: each derives it.
     nonces = b"".join([each["nonce"] for each in told])
     token = hmac.digest(key or b"", b"token" + nonces, "sha256")
+    _check_keys(gather(hmac.digest(key or b"", b"same" + nonces, "sha256")))
     near = first["name"] is None and all(t["network"] == first["network"] for t in told)
     porter = Porter(token, LOOPBACK if near else ANYWHERE)
     addresses = gather(porter.addresses)
@@ -130,3 +132,17 @@ def _check(told: list[Any]) -> None:
             f"spares (MESHARD_SPARES) is {spares}, but there are {len(told)} processes: at least "
             "one does not wait."
         )
+
+
+def _check_keys(proofs: list[bytes]) -> None:
+    """Refuse processes that know different secrets, which could not reach each other later.
+
+    Raises:
+        ConfigError: on all of them alike, naming one.
+    """
+    for index, proof in enumerate(proofs):
+        if not hmac.compare_digest(proof, proofs[0]):
+            raise ConfigError(
+                f"distributed.initialize: process 0 and process {index} have different secrets "
+                "(MESHARD_SECRET, or a file). Give all the same."
+            )

@@ -28,7 +28,7 @@ from meshard.interop.tensors.loading import distributed, torch
 from meshard.interop.tensors.memory import memory_of, wire_kind
 from meshard.interop.tensors.near import Calling, Near, calling, is_gone
 from meshard.interop.tensors.wanted import digest, group_ranks, shortened
-from meshard.mpi.launch import join
+from meshard.mpi.launch import check_joinable, join
 from meshard.runtime.lines.letters import decode, encode, sent
 
 
@@ -122,8 +122,12 @@ def _passed(words: bytes, size: int, count: int, group: Any) -> list[bytes]:
 def checked_by_all(check: Callable[[], Any], group: Any, what: str) -> list[Any]:
     """Return what a check returns on each rank, or raise on all ranks if it raises on one.
 
+    It is the first thing that ranks tell each other in each function. So a rank that has refused a
+    call before the others could learn of it, and is in another function now, is found out.
+
     Raises:
-        AgreementError: on ranks on which it has returned; it names those on which it has not.
+        AgreementError: on ranks on which it has returned; it names those on which it has not, or
+            those that have called another function.
     """
     own: BaseException | None = None
     value = refusal = None
@@ -131,17 +135,24 @@ def checked_by_all(check: Callable[[], Any], group: Any, what: str) -> list[Any]
         value = check()
     except Exception as error:  # told to the other ranks, and raised when they know
         own, refusal = error, f"{type(error).__name__}: {error}"
-    every = gathered((refusal, value), group, what)
+    every = gathered((what, refusal, value), group, what)
     if own is not None:
         raise own
     ranks = group_ranks(group)
-    refusing = [(rank, why) for rank, (why, _) in zip(ranks, every, strict=True) if why is not None]
+    for rank, (called, *_) in zip(ranks, every, strict=True):
+        if called != what:
+            raise AgreementError(
+                f"{what}: rank {distributed.get_rank()} has called {what}, but rank {rank} "
+                f"{called}. All ranks of a process group call the same function; one may have "
+                "refused the call before this one. Nothing has moved: call again, on all ranks."
+            )
+    refusing = [(r, why) for r, (_, why, _) in zip(ranks, every, strict=True) if why is not None]
     if refusing:
         rank, why = refusing[0]
         why = why if why.endswith((".", "!", "?")) else why + "."
         more = f" So did ranks {[r for r, _ in refusing[1:]]}." if refusing[1:] else ""
         raise AgreementError(f"{what}: rank {rank} refused: {why}{more} Nothing has moved.")
-    return [value for _, value in every]
+    return [value for *_, value in every]
 
 
 def same(notes: Sequence[Note], told: Sequence[str], group: Any, what: str) -> None:
@@ -306,6 +317,8 @@ def initialize(group: Any = None) -> None:
         ArgumentError: if ``group`` is not a process group, or does not have this rank.
         ConfigError: if there is no process group, the group lacks some ranks, or meshard was used
             before this call and has other processes.
+        AgreementError: on all other ranks if one of them refuses; it names the rank.
+        ProcessLostError: if a rank fails on the way; it names the rank.
 
     >>> initialize()
     Traceback (most recent call last):
@@ -323,5 +336,10 @@ def initialize(group: Any = None) -> None:
     world = known_world()
     if world is not None and (world.process_index, len(world.processes)) == (rank, count):
         return
-    if world is not None or count > 1:
+    if count == 1:
+        if world is not None:
+            check_joinable()
+        return
+    with known_ranks(group, what).call():  # where all others meet, too
+        checked_by_all(check_joinable, group, what)
         join(rank, count, lambda value: gathered(value, group, what))

@@ -149,7 +149,9 @@ def mxn_cast(
         told = checked_by_all(partial(_roles, buf, ends, what), group, what)
     ranks = group_ranks(group)
     given, wanted = ({r: t[n] for r, t in zip(ranks, told, strict=True) if t[n]} for n in (0, 1))
-    shape = _shape(ends, given, wanted, group, what)
+    for end, parts in zip(ends, (given, wanted), strict=True):
+        if not parts:
+            raise ArgumentError(f"{what}: no rank of {end.name}_mesh is in the process group.")
     sent, dtype = _dtype("src", given, what), _dtype("dst", wanted, what)
     if kind_of(sent) != kind_of(dtype):
         raise ArgumentError(
@@ -159,10 +161,14 @@ def mxn_cast(
     me = distributed.get_rank()
     before, after = (_part(buf, parts.get(me)) for parts in (given, wanted))
     source = torch.empty(0, dtype=sent, device=src_mesh.device_type) if before is None else before
-    x = dtensor(source, src_mesh, src_placements, shape)
+
+    def moving() -> tuple[Any, Any]:
+        shape = _shape(ends, given, wanted, group, what)
+        return dtensor(source, src_mesh, src_placements, shape), (dst_mesh, dst_placements)
+
     options = Options(None, False, False, dtype, False, group, None, what)
     landing = after if before is None else None
-    moved = Job(x, (dst_mesh, dst_placements), options, landing).run().to_local()
+    moved = Job(moving, options, landing).run().to_local()
     if after is not None and landing is None:
         with torch.no_grad():
             after.copy_(moved)
@@ -202,8 +208,6 @@ def _shape(
     """Return the shape of the tensor, which both ends must be of."""
     shapes = []
     for end, parts in zip(ends, (given, wanted), strict=True):
-        if not parts:
-            raise ArgumentError(f"{what}: no rank of {end.name}_mesh is in the process group.")
         shapes.append(end.whole({r: shape for r, (shape, _) in parts.items()}, group, what))
     if shapes[0] != shapes[1]:
         raise ShapeError(

@@ -39,13 +39,14 @@ from meshard.interop.tensors.placed import Placed, local_index
 from meshard.interop.tensors.planning import Options
 from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of, without_sums
 from meshard.interop.tensors.wanted import check_leaf, digest, group_ranks, is_pair, laid, lines
+from meshard.mpi.launch import is_settled
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
 from meshard.runtime.moving.reshard import Options as MoveOptions
 from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import KEY, Block
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import here
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.moving.reshard import MappedMove
 
@@ -88,20 +89,25 @@ def to_meshard(x: Any, *, reduce: bool = False) -> Any:
 def _arrays_of(x: Any, reduce: bool, what: str) -> Any:
     leaves, structure = flatten_with_none(x)
     known: dict[int, Any] = {}
+    blocks: dict[int, Block] = {}
+    # What is refused is no use of meshard yet: `initialize` can still be called.
     for leaf in leaves:
         check_leaf(leaf, what)
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-            known[id(leaf)] = _array_of(leaf, reduce, what)
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor):
+            blocks[id(leaf)] = _checked_block(leaf, what)
+    for leaf in leaves:
+        if isinstance(leaf, DTensor) and id(leaf) not in known:
+            known[id(leaf)] = _from_dtensor(leaf, reduce, what)
+    for number, block in blocks.items():
+        world = here()
+        known[number] = Array(world.type_of(block.shape, block.dtype, home(world), False), (block,))
     return unflatten(structure, [known.get(id(leaf), leaf) for leaf in leaves])
 
 
-def _array_of(x: Any, reduce: bool, what: str) -> Array:
-    world = here()
-    if isinstance(x, DTensor):
-        return _from_dtensor(world, reduced(x, reduce, what), what)
+def _checked_block(x: Any, what: str) -> Block:
     block = _frozen(as_numpy(x, what))
-    dtype = checked_dtype(block.dtype, what)
-    return Array(world.type_of(block.shape, dtype, home(world), False), (block,))
+    checked_dtype(block.dtype, what)
+    return block
 
 
 def reduced(x: Any, reduce: bool, what: str) -> Any:
@@ -114,11 +120,13 @@ def reduced(x: Any, reduce: bool, what: str) -> Any:
         return x.redistribute(placements=without_sums(x.placements))
 
 
-def _from_dtensor(world: RuntimeWorld, x: Any, what: str) -> Array:
+def _from_dtensor(x: Any, reduce: bool, what: str) -> Array:
+    x = reduced(x, reduce, what)
     place = placed_of(x, what)
     shape, dtype = tuple(x.shape), numpy_dtype(x.dtype, what)
-    boxes = _boxes(place, devices_of(world, place, what), what)
-    sharding = boxes or place.sharding(devices_of(world, place, what)[0])
+    devices = devices_of(place, what)
+    world, boxes = here(), _boxes(place, devices, what)
+    sharding = boxes or place.sharding(devices[0])
     kind = world.type_of(shape, checked_dtype(dtype, what), sharding, True)
     blocks: list[Block | None] = [None] * kind.layout.piece_count
     if world.process_index in place:
@@ -160,15 +168,16 @@ Devices = tuple[Callable[[int], Device], Callable[[int], list[Device]]]
 """The first device of a rank, and all of them."""
 
 
-def devices_of(world: RuntimeWorld, place: Placed, what: str) -> Devices:
+def devices_of(place: Placed, what: str) -> Devices:
     """Return which devices the ranks of a mesh have.
 
     Raises:
         ConfigError: if the processes of this world are not those of the process group.
     """
-    alone = place.ranks == (distributed.get_rank(),) and len(world.processes) == 1
+    alone = place.ranks == (distributed.get_rank(),) and len(here().processes) == 1
     if not alone:
-        check_world(world, what)
+        check_world(what)
+    world = here()
     offset = distributed.get_rank() - world.process_index if alone else 0
     owned: dict[int, list[Device]] = {}
     for device in world.devices:
@@ -182,20 +191,25 @@ def devices_of(world: RuntimeWorld, place: Placed, what: str) -> Devices:
     return lambda rank: owned[rank][0], lambda rank: owned[rank]
 
 
-def check_world(world: RuntimeWorld, what: str) -> None:
+def check_world(what: str) -> None:
     """Refuse a job whose processes are not the ranks of the process group.
+
+    A world is not made for this: a process that has one of its own cannot join others any more.
 
     Raises:
         ConfigError: with what to call.
     """
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    if (world.process_index, len(world.processes)) == (rank, ranks):
+    index, count = 0, 1
+    if is_settled():
+        world = here()
+        index, count = world.process_index, len(world.processes)
+    if (index, count) == (rank, ranks):
         return
-    count = len(world.processes)
     raise ConfigError(
         f"{what}: PyTorch's job has {ranks} ranks, of which this is rank {rank}; meshard's has "
         f"{count} process{'es' * (count != 1)}, of which this is process "
-        f"{world.process_index}. Call meshard.interop.torch.initialize() after init_process_group "
+        f"{index}. Call meshard.interop.torch.initialize() after init_process_group "
         "and before the first use of meshard; or move DTensors with meshard.interop.torch.reshard, "
         "which without map= needs no processes of meshard's."
     )
@@ -292,7 +306,7 @@ def _tensor_of(x: Array, mesh: Any, placements: Any, what: str) -> Any:
 def _dtensor_of(x: Array, mesh: Any, placements: Any, what: str) -> Any:
     world, kind = here(), x._type
     place = placed(kind.shape, mesh, placements, what)
-    first, _ = devices_of(world, place, what)
+    first, _ = devices_of(place, what)
     if any(math.prod(map(len, place.runs(r))) > 1 for r in place.ranks):
         raise ShardingError(
             f"{what}: by {place.text} a local tensor is made of several boxes, which are separate "
@@ -373,7 +387,7 @@ def to_sharding(device_mesh: Any, placements: Any, shape: Any) -> Sharding:
     check_group(what)
     mesh_of(device_mesh, what)
     place = placed(tuple(map(int, shape)), device_mesh, placements, what)
-    devices = devices_of(here(), place, what)
+    devices = devices_of(place, what)
     return _boxes(place, devices, what) or place.sharding(devices[0])
 
 
@@ -419,7 +433,7 @@ class _Mapped:
     def __init__(self, tree: Any, target: Any, map: KeyMap, options: Options) -> None:
         self._tree, self._map = tree, instance_of(map, KeyMap, options.what, "map")
         self._what, self._options = options.what, options.checked()
-        check_world(here(), self._what)
+        check_world(self._what)
         if len(group_ranks(options.group)) != distributed.get_world_size():
             raise ArgumentError(
                 f"{self._what}: with map= all ranks of the job take part, but group has "
@@ -450,7 +464,7 @@ class _Mapped:
         text = f"{self._what}: {name}"
         place = placed(tuple(like.shape), mesh_of(mesh, self._what), placements, text)
         self._ends[name] = laid(place)
-        devices = devices_of(here(), place, text)
+        devices = devices_of(place, text)
         return _boxes(place, devices, text) or place.sharding(devices[0])
 
     def told(self) -> list[str]:

@@ -125,7 +125,7 @@ def reshard(
     options = Options(max_bytes, donate, progress, dtype, reduce, group, near, what)
     if map is not None:
         return mapped(tree, target, map, options)
-    return Job(tree, target, options).run()
+    return Job(lambda: (tree, target), options).run()
 
 
 def redistribute(
@@ -165,17 +165,20 @@ def redistribute(
     >>> dist.destroy_process_group()
     """
     what = "redistribute"
-    if not isinstance(x, DTensor):
-        raise ArgumentError(
-            f"{what}: expected a DTensor, got a {type(x).__name__}. DTensor.from_local and "
-            "distribute_tensor make one; meshard.interop.torch.reshard also takes tensors that are "
-            "the same on all ranks."
-        )
-    mesh = x.device_mesh if device_mesh is None else mesh_of(device_mesh, what)
-    if placements is None:
-        placements = [torch.distributed.tensor.Replicate()] * mesh.mesh.ndim
+
+    def ends() -> tuple[Any, Any]:
+        if not isinstance(x, DTensor):
+            raise ArgumentError(
+                f"{what}: expected a DTensor, got a {type(x).__name__}. DTensor.from_local and "
+                "distribute_tensor make one; meshard.interop.torch.reshard also takes tensors that "
+                "are the same on all ranks."
+            )
+        mesh = x.device_mesh if device_mesh is None else mesh_of(device_mesh, what)
+        replicas = [torch.distributed.tensor.Replicate()] * mesh.mesh.ndim
+        return x, (mesh, replicas if placements is None else placements)
+
     options = Options(max_bytes, False, False, dtype, True, group, None, what)
-    return Job(x, (mesh, placements), options).run()
+    return Job(ends, options).run()
 
 
 def plan(
@@ -231,15 +234,16 @@ class Job:
     """One call of `reshard` on one rank.
 
     Args:
-        tree: the tree.
-        target: where its tensors go.
+        ends: returns the tree, and where its tensors go; what it raises, the other ranks learn.
         options: the other arguments.
         landing: what the one tensor's new local tensor is to be; None for one in new memory.
     """
 
-    def __init__(self, tree: Any, target: Any, options: Options, landing: Any = None) -> None:
-        self._tree, self._target, self._options = tree, target, options
-        self._landing = landing
+    def __init__(
+        self, ends: Callable[[], tuple[Any, Any]], options: Options, landing: Any = None
+    ) -> None:
+        self._ends, self._options, self._landing = ends, options, landing
+        self._target: Any = None
         self._what, self._group = options.what, options.group
         self._listing: Listing | None = None
         self._leaves: list[Any] = []
@@ -264,9 +268,10 @@ class Job:
 
     def _listed(self) -> Note:
         """Read the tree, if this rank has one, and return what it tells the others."""
-        if self._tree is None:
+        tree, self._target = self._ends()
+        if tree is None:
             return Note()
-        self._listing, self._leaves = self._options.reader().listed(self._tree)
+        self._listing, self._leaves = self._options.reader().listed(tree)
         return self._prepare()
 
     def _prepare(self) -> Note:
