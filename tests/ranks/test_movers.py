@@ -47,6 +47,7 @@ from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.messages import Communicator, Messages, slabs
 from meshard.mpi.transport import JobTransport
 from meshard.mpi.watch import MpiSideChannel
+from meshard.runtime.processes.told import KeeperLine
 from meshard.runtime.settings import Table
 import meshard.runtime.world
 """
@@ -64,7 +65,7 @@ def kinds(n, m):
 shapes = [(9, 17), (300, 257), (700, 600)]
 for table in (Table(), Table(slab=1 << 14, window=1 << 15), Table(typed=1 << 30), Table(typed=1)):
     me = MPI.COMM_WORLD.Get_rank()
-    channel = OpenChannel(me, 3, MpiSideChannel(MPI.COMM_WORLD))
+    channel = OpenChannel(me, 3, MpiSideChannel(MPI.COMM_WORLD, KeeperLine()))
     transport = JobTransport(me, channel, 30, Communicator(MPI.COMM_WORLD), table)
     for n, m in shapes:
         given = kinds(n, m)  # all draw the same
