@@ -89,16 +89,6 @@ def nanprod(
 def _extreme(what: str, a: Any, axis: Axis, keepdims: bool, initial: Any, where: Any) -> Any:
     """Return an extreme of what is not NaN."""
     x, gaps = _nan(a)
-    found = _extreme_left(what, x, gaps, axis, keepdims, initial, where)
-    if gaps is not None:  # NumPy speaks of axes where it was not given an array
-        kind = "slice" if is_array(a) or isinstance(a, np.ndarray) else "axis"
-        warn_where(found, np.isnan, f"All-NaN {kind} encountered")
-    return found
-
-
-def _extreme_left(
-    what: str, x: Any, gaps: Any, axis: Axis, keepdims: bool, initial: Any, where: Any
-) -> Any:
     if initial is not None or where is not None or gaps is None:
         end = lowest if what == "max" else highest
         number = x if gaps is None else _filled(x, gaps, end(x.dtype))
@@ -109,6 +99,14 @@ def _extreme_left(
     found = extreme_of(what, _filled(x, gaps, end(x.dtype)), axis, keepdims, None, None)
     nothing = all_(gaps, axis, None, keepdims)
     return bind("where", nothing, np.asarray(np.nan, found.dtype), found)
+
+
+def _told(found: Any, a: Any) -> Any:
+    """Return an extreme, and warn where it is NaN; NumPy says so in other words of lists."""
+    if not is_whole(found.dtype):
+        kind = "slice" if is_array(a) or isinstance(a, np.ndarray) else "axis"
+        warn_where(found, np.isnan, f"All-NaN {kind} encountered")
+    return found
 
 
 @checked
@@ -132,7 +130,7 @@ def nanmax(
     >>> mnp.nanmax(mnp.asarray([1.0, mnp.nan, 3.0])).item()
     3.0
     """
-    return _extreme("max", a, axis, keepdims, initial, where)
+    return _told(_extreme("max", a, axis, keepdims, initial, where), a)
 
 
 @checked
@@ -153,7 +151,7 @@ def nanmin(
     >>> mnp.nanmin(mnp.asarray([1.0, mnp.nan, 3.0])).item()
     1.0
     """
-    return _extreme("min", a, axis, keepdims, initial, where)
+    return _told(_extreme("min", a, axis, keepdims, initial, where), a)
 
 
 def _place(what: str, a: Any, axis: int | None, keepdims: bool) -> Any:
