@@ -185,3 +185,36 @@ def test_what_cannot_be_meant_is_refused() -> None:
         optim.sgd("fast")  # type: ignore[arg-type]
     with pytest.raises(TreeError, match="prefix"):
         optim.apply_updates({"w": w}, {"v": w})
+
+
+@pytest.mark.parametrize("make", [meshard.random.key, meshard.random.PRNGKey])
+@pytest.mark.parametrize("copied", [False, True])
+def test_noise_from_a_key_in_the_state_beside_split_gradients(make, copied):
+    """As optax's `add_noise` draws it: laid out as the type of each gradient says."""
+    given = meshard.make_mesh((4,), ("i",))
+    split = NamedSharding(given, P("i"))
+    params = {
+        name: meshard.device_put(mnp.arange(8.0).reshape(shape), split)
+        for name, shape in (("a", (8,)), ("b", (4, 2)))
+    }
+
+    def step(params, key):
+        key, own = meshard.random.split(key)
+        slopes = meshard.grad(lambda p: mnp.sum(p["a"] ** 2) + mnp.sum(mnp.sin(p["b"])))(params)
+        keys = meshard.tree.unflatten(meshard.tree.structure(slopes), meshard.random.split(own, 2))
+
+        def moved(x, g, own):
+            place = meshard.typeof(g).sharding
+            return x - 0.1 * (g + meshard.random.normal(own, g.shape, g.dtype, out_sharding=place))
+
+        return meshard.tree.map(moved, params, slopes, keys), key
+
+    key = make(0)
+    if copied:
+        key = meshard.device_put(key, NamedSharding(given, P()))
+    wanted, found, once = (params, key), (params, key), meshard.jit(step)
+    for _ in range(2):
+        wanted, found = step(*wanted), once(*found)
+    for name in params:
+        assert found[0][name].sharding == split
+        np.testing.assert_allclose(np.asarray(found[0][name]), np.asarray(wanted[0][name]))

@@ -433,3 +433,35 @@ class SingleDeviceSharding(Frozen, Sharding):
 
     def __repr__(self) -> str:
         return f"SingleDeviceSharding(device={self.device!r}, memory_kind={self._memory_kind})"
+
+
+@final
+class Unplaced(Sharding):
+    """Where a value is that is on no devices yet, as in a function that `jit` traces.
+
+    As an argument it asks for no place. Its shapes are those of one device.
+
+    Args:
+        device: the device that it would be on by itself.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._alone = SingleDeviceSharding(device)
+
+    @property
+    def device_set(self) -> set[Device]:
+        """The device that it would be on by itself."""
+        return self._alone.device_set
+
+    def devices_indices_map(self, global_shape: tuple[int, ...]) -> Mapping[Device, Index]:
+        """Return the whole index for that device."""
+        return self._alone.devices_indices_map(global_shape)
+
+    def __eq__(self, other: object) -> bool:
+        return self._alone == other._alone if isinstance(other, Unplaced) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Unplaced, self._alone))
+
+    def __repr__(self) -> str:
+        return "Unplaced()"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +21,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, is_text, shown
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import AbstractMesh, Mesh, ambient_mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Unplaced
 from meshard.algebra.spec import PartitionSpec
 from meshard.algebra.where import Where
 from meshard.algebra.world import process_default_device
@@ -256,8 +257,8 @@ def as_sharding(given: Any, what: str, shape: tuple[int, ...] | None = None) -> 
         return given.exact if shape is None else given.fitting(shape)
     if isinstance(given, NamedSharding) and isinstance(given.mesh, AbstractMesh):
         return given.on_mesh(given.mesh.concrete(what))
-    if given is None or isinstance(given, Sharding):
-        return given
+    if isinstance(given, (Sharding, NoneType)):
+        return None if type(given) is Unplaced else given
     if isinstance(given, Device):
         return SingleDeviceSharding(given)
     if isinstance(given, PartitionSpec):

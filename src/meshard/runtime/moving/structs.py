@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shape_of, shown
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Unplaced
 from meshard.algebra.where import Where
 from meshard.errors import ArgumentError, DtypeError, ShardingError, SpecError
 from meshard.plan.captions import sharding_summary, size_text
@@ -138,8 +138,22 @@ def _struct(shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> Sh
     return ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
+def _told(type_: Any) -> ArrayType:
+    """Return the type of a value that is traced as its user sees it."""
+    found: ArrayType = type_  # in a body it is that of a cell
+    if not isinstance(type_, ArrayType) or found.committed:
+        return found
+    place = found.sharding
+    if not isinstance(place, SingleDeviceSharding):
+        return found
+    return here().type_of(found.shape, found.dtype, Unplaced(place.device), False)
+
+
 def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     """Return all that is known about an array, or a value that would become one, except its data.
+
+    A value that a function traced by `jit` computes has no devices yet: its sharding there, given
+    as ``device=`` or ``out_sharding=``, asks for no place.
 
     Raises:
         DtypeError: if it is not an array, number or ShapeDtypeStruct; a list is a tree of them.
@@ -149,7 +163,7 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     float64[2,3]
     """
     if isinstance(x, (Array, Traced)):
-        return x.aval
+        return x.aval if type(x) is Array else _told(x.aval)
     if isinstance(x, ShapeDtypeStruct):
         world = here()
         committed = x.sharding is not None
