@@ -8,10 +8,12 @@ split. Integers are taken as the default float, floats shorter than 32 bits are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, SupportsIndex
 
 import numpy as np
 
+from meshard.algebra.arguments import refusal
 from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
@@ -158,9 +160,9 @@ def matrix_power(a: ArrayLike, n: SupportsIndex) -> Array:
     x = as_array(a)
     matrices("matrix_power", x, square=True)
     try:
-        power = n.__index__()
-    except AttributeError as error:
-        raise ArgumentError(f"matrix_power: n must be an integer, not {n!r}.") from error
+        power = index(n)  # of any size, as in NumPy
+    except TypeError:
+        raise ArgumentError(refusal("matrix_power", "n", "an integer", n)) from None
     if power == 0:
         return bind("add", zeros_like(x), eye(x.shape[-1], dtype=x.dtype))
     if power < 0:

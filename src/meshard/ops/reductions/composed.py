@@ -105,7 +105,7 @@ def isclose(
     [True, False]
     """
     tolerances: Any = rtol, atol
-    if any(hasattr(v, "dtype") for v in tolerances):
+    if not all(isinstance(v, (int, float)) and not hasattr(v, "dtype") for v in tolerances):
         return _close_within(as_array(a), as_array(b), rtol, atol, bool(equal_nan))
     within = dict(zip(("rtol", "atol"), map(float, tolerances), strict=True))
     return bind("isclose", a, b, **within, equal_nan=bool(equal_nan))
