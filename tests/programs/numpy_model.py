@@ -77,7 +77,7 @@ class _Linalg:
     @staticmethod
     def lstsq(a: Any, b: Any) -> Any:
         x, rest, rank, s = np.linalg.lstsq(a, b)
-        return x, rest, np.int64(rank), s
+        return x, rest, np.int32(rank), s
 
 
 class _NumPy:

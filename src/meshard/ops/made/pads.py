@@ -144,10 +144,7 @@ def _with_statistics(
     for d, widths in added.items():
         size = x.shape[d]
         own = (size, size) if lengths is None else [min(int(n), size) for n in lengths[d]]
-        found = [
-            (statistic if part.shape[d] else mean)(part, d, keepdims=True)
-            for part in _ends(x, d, *own)
-        ]
+        found = [statistic(part, d, keepdims=True) for part in _ends(x, d, *own)]
         if is_whole(x.dtype):
             found = [bind("rint", f) if f.dtype.kind == "f" else f for f in found]
         found = [f.astype(x.dtype, copy=False) for f in found]
