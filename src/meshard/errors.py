@@ -114,7 +114,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     Args:
         text: the text.
-        lines: whether it may have several lines.
+        lines: whether it may have several lines, and tabs.
 
     >>> visible("w\x1b[2J\n\u202e")
     'w\\x1b[2J\\n\\u202e'
@@ -125,7 +125,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def _escape(character: str, lines: bool) -> str:
-    if lines and character == "\n":
+    if lines and character in "\n\t":  # a caret stands under what a tab has moved
         return character
     return character.encode("unicode_escape").decode("ascii")
 
