@@ -97,6 +97,9 @@ class Section:
     rows: Mapping[str, tuple[object, ...]]
 
 
+SMALL = 60
+"""Lines of code below which a module is small."""
+
 # What a source tree says.
 
 
@@ -326,6 +329,10 @@ def count_section(sources: Sequence[Source]) -> Section:
         f"functions over {most} in {limit}": sum(limit in f.beyond() for f in every)
         for limit, most in LIMITS.items()
     }
+    counts["modules of rooms"] = sum(s.inside.name != "__init__.py" for s in sources)
+    counts[f"modules of less than {SMALL} lines of code"] = sum(
+        kinds_of_lines(s)[0] < SMALL for s in sources if s.inside.name != "__init__.py"
+    )
     counts |= {
         f"functions over {VERY_COMPLEX} in complexity": sum(
             f.complexity > VERY_COMPLEX for f in every

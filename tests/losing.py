@@ -13,10 +13,9 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding
 from meshard.algebra.spec import PartitionSpec as P
 from meshard.runtime.world import here
 

@@ -5,7 +5,7 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, balanced_cuts, even_cuts, layout_of_boxes
 from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, figures_of
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan
 
 

@@ -17,8 +17,7 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.errors import TransportError
 from meshard.multihost_utils import sync_global_devices
-from meshard.runtime.processes.agreement import KEPT, NOWHERE, Agreement, crossed
-from meshard.runtime.processes.canonical import canonical
+from meshard.runtime.processes.agreement import KEPT, NOWHERE, Agreement, canonical, crossed
 from meshard.runtime.processes.divergence import divergence, modes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here

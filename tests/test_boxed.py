@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding
 from meshard.errors import CoverageError, ShapeError, ShardingError
 from meshard.testing.strategies import box_shardings, placed_shapes
 from meshard.testing.virtual import virtual_devices

@@ -186,7 +186,9 @@ def test_one_array_in_two_places_is_stored_once_and_comes_back_as_one(folder: Pa
 ], ids=["namedtuple", "dataclass", "defaultdict", "tuple as key"])  # fmt: skip
 def test_other_containers_need_like(tree: Any, folder: Path) -> None:
     checkpoint.save(folder, tree)
-    reads = mock.patch("meshard.weights.catalogue.raw.RawReader.read", side_effect=AssertionError)
+    reads = mock.patch(
+        "meshard.weights.catalogue.stored.RawReader.read", side_effect=AssertionError
+    )
     with reads, pytest.raises(TreeError, match="cannot make again"):
         checkpoint.load(folder)
     equal(checkpoint.load(folder, like=tree), tree)

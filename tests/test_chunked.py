@@ -22,8 +22,7 @@ from meshard.errors import (
     ShardingError,
     StorageError,
 )
-from meshard.interop.chunked import fitting
-from meshard.interop.partitioned import from_partitioned
+from meshard.interop.partitioned import fitting, from_partitioned
 from meshard.sharding import BoxSharding, NamedSharding, P
 from tests.worlds import in_worlds, mesh, put, whole
 

@@ -34,7 +34,7 @@ from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, FileInUseError, MissingFileError
 from meshard.sharding import NamedSharding, P
 from meshard.testing import virtual_devices
-from meshard.weights.catalogue.raw import OpenFile
+from meshard.weights.catalogue.stored import OpenFile
 from meshard.weights.dcp import archive
 from meshard.weights.dcp.index import Chunk, Index, Indexed, index_bytes, read_index
 from meshard.weights.dcp.pickled import Pickle

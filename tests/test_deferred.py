@@ -10,7 +10,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.sharding import P
-from meshard.transforms.body import deferred
+from meshard.transforms.body import grid
 from tests.worlds import everywhere, in_worlds, mesh, put, whole
 
 SHAPE = (1024, 512)
@@ -47,13 +47,13 @@ def test_a_formula_has_the_bits_of_plain_numpy_everywhere() -> None:
 @in_worlds
 def test_values_that_are_kept_are_stored_once_and_the_rest_never() -> None:
     runs = []
-    real = deferred.run_chain
+    real = grid.run_chain
 
     def counting(world, chain, cells):
         runs.append((len(chain.steps), len(chain.results), len(chain.temporaries)))
         return real(world, chain, cells)
 
-    deferred.run_chain = counting
+    grid.run_chain = counting
     try:
 
         def body(a):
@@ -63,7 +63,7 @@ def test_values_that_are_kept_are_stored_once_and_the_rest_never() -> None:
 
         found, kept = mapped(body, put(value(), "i", "j"), out=(P("i", "j"), P("i", "j")))
     finally:
-        deferred.run_chain = real
+        grid.run_chain = real
     assert set(runs) == {(4, 2, 1)}  # one run in each process
     x = value()
     np.testing.assert_array_equal(whole(kept), x + 1)

@@ -7,7 +7,7 @@ import pytest
 
 import meshard
 import meshard.numpy as mnp
-from meshard.runtime.moving import detours
+from meshard.runtime.moving import execute
 from meshard.runtime.simulated import simulate
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.watch import watched
@@ -70,4 +70,4 @@ def test_programs_on_one_host_make_no_plans(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(AssertionError, match="planned"):
         _sent(APART, 4 << 20, meshard.device_put)
     x = meshard.device_put(mnp.ones(1 << 20), meshard.devices()[0])
-    assert detours.route_between(meshard.runtime.world.here(), x._type, x._type) is None
+    assert execute.route_between(meshard.runtime.world.here(), x._type, x._type) is None

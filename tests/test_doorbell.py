@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from meshard.mpi import doorbell as doorbell_module
-from meshard.mpi import patience as patience_module
-from meshard.mpi.doorbell import Doorbell
+from meshard.mpi import waiting as doorbell_module
+from meshard.mpi import waiting as patience_module
 from meshard.mpi.mailbox import Mailbox, MailPage, mail_bytes
-from meshard.mpi.patience import Patience
+from meshard.mpi.waiting import Doorbell, Patience
 from meshard.runtime.processes.agreement import NOWHERE, Stamp
 
 LONG = 20.0

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.plan.captions import PALETTE, device_label, headline, ink, layout_summary, wrap

@@ -12,6 +12,7 @@ import pytest
 import meshard.numpy as mnp
 from meshard.errors import DtypeError, ShapeError
 from meshard.ops.dtypes.laws import (
+    SMALL_FLOATS,
     accumulator,
     as_dtype,
     default_float,
@@ -22,7 +23,6 @@ from meshard.ops.dtypes.laws import (
     same_dtype,
     weak_dtypes,
 )
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
 from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.types import KEY
 from meshard.settings import config

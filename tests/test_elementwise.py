@@ -23,7 +23,7 @@ from meshard.errors import (
     ShapeError,
 )
 from meshard.ops.array import elementwise
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.dtypes.laws import SMALL_FLOATS
 from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.doors import bind
 from meshard.runtime.world import here

@@ -16,10 +16,10 @@ from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.plan.figures.bounds import bounds_of, receive_bound
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.load import DevicePlaces, load_of
-from meshard.plan.figures.presets import topology
-from meshard.plan.hops.exact import counter, sums_at, total
-from meshard.plan.hops.exact import product as times
+from meshard.plan.figures.topology import topology
 from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.jobs import counter, sums_at, total
+from meshard.plan.hops.jobs import product as times
 from meshard.plan.move.assemble import Source
 from meshard.plan.move.wires import Move, move_wire, moved
 from meshard.plan.plan import Plan

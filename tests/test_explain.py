@@ -16,8 +16,7 @@ import meshard.numpy as mnp
 from meshard import lax
 from meshard.debug import ledger
 from meshard.errors import ArgumentError, ConcretizationError
-from meshard.plan.figures.presets import topology
-from meshard.plan.figures.topology import Level, Topology
+from meshard.plan.figures.topology import Level, Topology, topology
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices
 from tests.worlds import alone, everywhere, in_processes, in_worlds, mesh, put, whole

@@ -31,9 +31,9 @@ from meshard.errors import (
     TreeError,
 )
 from meshard.resilience.feeding import regions, serve
-from meshard.resilience.feeding.changes import applied, changed, decoded, encoded
 from meshard.resilience.feeding.offer import Offer, Tensor, Wish
 from meshard.resilience.feeding.pull import GoneError
+from meshard.resilience.feeding.serve import applied, changed, decoded, encoded
 from meshard.resilience.feeding.stage import Opened, Stages
 from meshard.runtime.settings import RENDEZVOUS
 from meshard.sharding import Mesh, NamedSharding, P

@@ -10,7 +10,7 @@ import meshard
 from meshard.algebra.box import Box
 from meshard.errors import DtypeError, StorageError, UnequalError
 from meshard.runtime.moving import same_values
-from meshard.runtime.moving.file_sources import file_source
+from meshard.runtime.moving.readers import file_source
 from meshard.runtime.simulated import simulate
 from meshard.sharding import NamedSharding, P
 
@@ -103,7 +103,7 @@ def test_a_process_reads_only_what_its_devices_hold() -> None:
 
 
 def test_rows_end_where_chunks_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshard.runtime.moving.file_sources.COPY_CHUNK", 40 * 512)
+    monkeypatch.setattr("meshard.runtime.moving.readers.COPY_CHUNK", 40 * 512)
     source = Recorder(VALUE, "x", chunks=(16, 128))
     found = file_source(source)
     assert found is not None

@@ -96,7 +96,7 @@ CATCHES_ALL: dict[str, str] = {
     "runtime/moving/moved.py:told": "raised when nothing of the move is half done",
     "plan/show/progress.py:tell": "raised when the work is done, on which other processes count",
     "weights/checkpoint/save.py:run": "raised by the handle's wait, or told at the program's end",
-    "resilience/feeding/tasks.py:_run": "raised by the task's result",
+    "resilience/feeding/feed.py:_run": "raised by the task's result",
     "resilience/feeding/serve.py:go_on": "told to the job that asked, and raised there",
     "transforms/body/members.py:_run": "raised in the thread that waits for the run",
     "runtime/simulated.py:body": "raised in the caller's thread",

@@ -6,6 +6,35 @@ import pytest
 
 from bench import house
 
+SMALL = {
+    **dict.fromkeys(
+        ("algebra/box", "algebra/device", "algebra/frozen", "algebra/pictured"),
+        "a value, or what values have in common, seen by all floors",
+    ),
+    **dict.fromkeys(
+        ("compat/settings", "runtime/memory/memory", "plan/show/pictured", "ops/derivatives/table"),
+        "a protocol or a table: what many others meet at",
+    ),
+    **dict.fromkeys(
+        ("cli/errors", "cli/examples", "cli/join", "interop/torch", "transforms/install"),
+        "a door, or what only commands share",
+    ),
+    **dict.fromkeys(
+        (
+            "ops/reductions/short_argmax",
+            "transforms/derivatives/each",
+            "weights/checkpoint/one_array",
+        ),
+        "its names are those of a neighbour, which it would hide",
+    ),
+    **dict.fromkeys(
+        ("compat/array_api", "compat/jit_results", "ops/made/raveled", "testing/virtual"),
+        "loaded by those alone who ask for it",
+    ),
+    "transforms/constraint": "used by several rooms, of which none sees the others",
+}
+"""Modules that are small, and why; the list only shrinks."""
+
 STEPS = '''"""Steps.
 
 In: nothing.
@@ -60,6 +89,20 @@ def test_names_and_doors_are_found(sources: list[house.Source]) -> None:
     assert house.two_meanings(sources) == {"Run": 2}
     kinds = [kind for source in sources for kind, _ in house.hidden_doors(source)]
     assert sorted(kinds) == sorted(house.HIDDEN_DOORS)
+
+
+def test_few_modules_are_small() -> None:
+    """A module is an idea, not a function: what is small is joined with its neighbour."""
+    small = {
+        source.inside.with_suffix("").as_posix()
+        for source in house.read(house.HERE)
+        if source.floor != house.DOORS and source.inside.name != "__init__.py"
+        if source.inside.parts[:2] != ("cli", "commands")
+        and house.kinds_of_lines(source)[0] < house.SMALL
+    }
+    grown, gone = sorted(small - SMALL.keys()), sorted(SMALL.keys() - small)
+    assert not grown, f"fewer than {house.SMALL} lines of code: join them with neighbours: {grown}"
+    assert not gone, f"no longer small, or gone: take them out of SMALL: {gone}"
 
 
 def test_this_tree_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import meshard
 from meshard import errors
 from meshard.algebra.world import entered
-from meshard.runtime.processes.local import LocalTransport
+from meshard.runtime.processes.transport import LocalTransport
 from meshard.runtime.world import RuntimeWorld
 from tests.worlds import in_worlds
 

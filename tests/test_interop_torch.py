@@ -32,7 +32,7 @@ from torch.distributed.tensor.placement_types import _StridedShard as Strided  #
 
 import meshard.interop.torch as interop  # noqa: E402
 from meshard.interop.tensors.bits import as_numpy, as_tensor  # noqa: E402
-from meshard.interop.tensors.memory import Donated, HostMemory  # noqa: E402
+from meshard.interop.tensors.carrying import Donated, HostMemory  # noqa: E402
 from meshard.interop.tensors.placed import Placed, segments  # noqa: E402
 from meshard.interop.tensors.specs import placed  # noqa: E402
 

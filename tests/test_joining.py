@@ -15,16 +15,14 @@ import pytest
 from meshard.errors import ConfigError
 from meshard.mpi import joining
 from meshard.mpi.joining import Door
-from meshard.mpi.outside.channel import OpenChannel, entry_name
+from meshard.mpi.outside.channel import OpenChannel, Porter, Ticket, entry_name
 from meshard.mpi.outside.far import Far
-from meshard.mpi.outside.porter import Porter, Ticket
 from meshard.mpi.transport import shared_hosts
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.line import Line
 from meshard.runtime.lines.rendezvous import Rendezvous
 from meshard.runtime.processes.agreement import Stamp
-from meshard.runtime.processes.facts import Facts
-from meshard.runtime.processes.whereabouts import state_of, whereabouts
+from meshard.runtime.processes.identity import Facts, state_of, whereabouts
 from meshard.runtime.settings import RENDEZVOUS, TIMEOUT
 
 

@@ -41,7 +41,7 @@ def test_what_a_user_chose_stays(
 
 FORKS_IN_A_THREAD = """
 import os, subprocess, sys, threading
-from meshard.runtime.processes.whereabouts import siblings
+from meshard.runtime.processes.identity import siblings
 
 def start():
     ours, others = ({**os.environ, "PMIX_NAMESPACE": name} for name in ("job", "other"))

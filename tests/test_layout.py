@@ -183,9 +183,8 @@ sys.stdout.buffer.write(pickle.dumps(travellers()))
 
 
 def travellers() -> list[object]:
-    from meshard.algebra.boxed import BoxSharding
     from meshard.algebra.mesh import Mesh
-    from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+    from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding
     from meshard.algebra.spec import P
     from meshard.testing.virtual import virtual_devices
 

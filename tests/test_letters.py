@@ -22,7 +22,7 @@ from meshard.algebra.layout import Layout
 from meshard.checkpoint import KeyMap
 from meshard.errors import AgreementError, ArgumentError, TransportError
 from meshard.runtime.lines.letters import decode, encode, packed, unpacked
-from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.identity import Facts
 
 LAYOUT = Layout((4, 6), ((0, 2, 4), (0, 6)), np.array([[[0, 1]], [[2, 3]]]))
 FACTS = Facts(1, 2, 2, "host", ("host", 7, "8"), (("127.0.0.1", 9),), 0)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.mpi.lifelines import MOST_LINKED, Gone, Lifelines, links
-from meshard.runtime.processes.told import is_out_of_reach
+from meshard.mpi.watch import MOST_LINKED, Gone, Lifelines, links
+from meshard.runtime.processes.identity import is_out_of_reach
 
 hosts_of_jobs = st.lists(st.sampled_from("abcde"), min_size=1, max_size=40)
 
@@ -95,7 +95,7 @@ class TestLifelines:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         a, _, c, _ = joined(["x", "y", "y", "z"])
-        monkeypatch.setattr("meshard.mpi.lifelines.is_out_of_reach", lambda reason: True)
+        monkeypatch.setattr("meshard.mpi.watch.is_out_of_reach", lambda reason: True)
         c._forget()
         how = "is out of reach: its host y does not answer, or the link to it is cut"
         assert soon(a, 2) == {1: Gone(how, False), 2: Gone(how, False)}

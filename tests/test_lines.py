@@ -15,8 +15,7 @@ import pytest
 
 from meshard.errors import ArgumentError, StorageError, TransportError
 from meshard.runtime.lines import connecting
-from meshard.runtime.lines.addresses import own_addresses
-from meshard.runtime.lines.connecting import Listener, connect, new_token
+from meshard.runtime.lines.connecting import Listener, connect, new_token, own_addresses
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.lines.rendezvous import Rendezvous, own_identity
 
@@ -103,7 +102,7 @@ class TestAddresses:
             ):
                 if subprocess.run([*inside, *command.split()], capture_output=True).returncode:
                     pytest.skip("virtual links are not allowed here")
-            say = "from meshard.runtime.lines.addresses import own_addresses as a; print(a())"
+            say = "from meshard.runtime.lines.connecting import own_addresses as a; print(a())"
             command = [*inside, sys.executable, "-c", say]
             assert "10.77.0.9" not in subprocess.check_output(command, text=True)  # it is down
             subprocess.run([*inside, "ip", "link", "set", "v0", "up"], check=True)

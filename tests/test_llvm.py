@@ -33,7 +33,7 @@ from tests.worlds import alone, in_worlds, mesh, put, whole
 
 pytest.importorskip("llvmlite")
 
-from meshard.interop.llvm import build, templates
+from meshard.interop.llvm import compiler, templates
 from meshard.interop.llvm import compiler as llvm
 from meshard.interop.llvm.nodes import Unsupported
 from meshard.interop.llvm.works import work_of
@@ -397,7 +397,7 @@ def test_numpy_runs_a_segment_until_it_is_compiled_and_bits_stay(empty_cache):
 def compiled_once(f: Any, *args: Any) -> int:
     """Return how many programs LLVM compiles, and does not load, for one call."""
     with mock.patch.object(
-        build.Builder, "compiled", autospec=True, side_effect=build.Builder.compiled
+        compiler.Builder, "compiled", autospec=True, side_effect=compiler.Builder.compiled
     ) as made:
         with np.errstate(all="ignore"):
             f(*args)
@@ -445,7 +445,9 @@ def test_a_program_that_llvm_refuses_is_numpys(empty_cache):
         x = large()
         f = meshard.jit(chain)
         with (
-            mock.patch.object(build.Builder, "compiled", side_effect=RuntimeError("no such word")),
+            mock.patch.object(
+                compiler.Builder, "compiled", side_effect=RuntimeError("no such word")
+            ),
             np.errstate(all="ignore"),
         ):
             found = [whole(f(x, 2.0)) for _ in range(3)]
@@ -511,7 +513,7 @@ def test_who_asks_scipy_to_raise_is_told_by_scipy():
 
 
 def test_a_lock_that_a_stopped_process_holds_is_not_waited_for_long(empty_cache, monkeypatch):
-    monkeypatch.setattr(build, "_PATIENCE", 0.05)
+    monkeypatch.setattr(compiler, "_PATIENCE", 0.05)
     taken = []
 
     def open_and_hold(*args: Any, **more: Any) -> int:
@@ -521,10 +523,10 @@ def test_a_lock_that_a_stopped_process_holds_is_not_waited_for_long(empty_cache,
         return os_open(*args, **more)
 
     os_open = os.open
-    with build._turn("ab" + "0" * 62):
+    with compiler._turn("ab" + "0" * 62):
         pass
-    monkeypatch.setattr(build.os, "open", open_and_hold)
-    with build._turn("ab" + "0" * 62):
+    monkeypatch.setattr(compiler.os, "open", open_and_hold)
+    with compiler._turn("ab" + "0" * 62):
         pass
     assert taken
     os.close(taken[0])
@@ -592,7 +594,7 @@ import os
 import numpy as np
 import meshard
 import meshard.numpy as mnp
-from meshard.interop.llvm import build, compiler
+from meshard.interop.llvm import compiler
 meshard.config.update("num_devices", 1)
 x = np.random.default_rng(0).standard_normal((1024, 512)).astype("f")
 f = meshard.jit(lambda v: mnp.tanh(v * 2 + 1) * v)
@@ -600,7 +602,7 @@ g = meshard.jit(lambda v: mnp.exp(v * 3) - v)
 first = np.asarray(f(x))
 compiler.BEHIND.finish()
 if {busy}:
-    build._LOCK.acquire()  # as if another thread compiled just now
+    compiler._LOCK.acquire()  # as if another thread compiled just now
 child = os.fork()
 if not child:
     ok = True

@@ -6,7 +6,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.sharding import P
-from meshard.transforms.flow.loop_index import LoopIndex
+from meshard.transforms.flow.carries import LoopIndex
 from tests.worlds import everywhere, mesh, whole
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from meshard.runtime.memo import Memo, memoized
-from meshard.runtime.world import alone
+from meshard.runtime.world import Memo, alone, memoized
 from meshard.settings import config
 
 

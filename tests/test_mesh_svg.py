@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh, make_mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import P
 from meshard.plan.captions import PALETTE
 

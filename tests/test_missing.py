@@ -7,7 +7,7 @@ import pytest
 
 import meshard
 from meshard.errors import ArgumentError, DataLoss
-from meshard.runtime import missing
+from meshard.runtime import agree
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P
@@ -109,8 +109,8 @@ def test_alive_must_be_devices():
 
 def test_a_whole_world_looks_at_a_type_once(monkeypatch):
     looked = []
-    real = missing.lost_boxes
-    monkeypatch.setattr(missing, "lost_boxes", lambda *a: looked.append(a) or real(*a))
+    real = agree.lost_boxes
+    monkeypatch.setattr(agree, "lost_boxes", lambda *a: looked.append(a) or real(*a))
 
     def program():
         x = meshard.device_put(VALUE, rows(meshard.devices()))

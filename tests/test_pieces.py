@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshard.ops import pieces
+from meshard.ops.array import formulas
 
 
 @pytest.mark.parametrize("nbytes", [8, 64, 1 << 20])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (37,), (5, 7), (3, 1, 4)])
 def test_pieces_are_the_whole(shape: tuple[int, ...], nbytes: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pieces, "KERNEL_PIECE", nbytes)
+    monkeypatch.setattr(formulas, "KERNEL_PIECE", nbytes)
     sizes: list[int] = []
 
     def kernel(x: Any, y: Any, *, more: float) -> Any:
         sizes.append(max(np.size(x), np.size(y)) * 8)
         return x * y + more
 
-    whole = pieces.in_pieces(kernel)
+    whole = formulas.in_pieces(kernel)
     random = np.random.default_rng(0)
     x = random.normal(size=shape)
     turned = random.normal(size=shape[::-1]).T

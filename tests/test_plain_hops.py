@@ -6,8 +6,7 @@ import pytest
 from meshard.algebra.layout import Layout, balanced_cuts, ceil_cuts, cut_points
 from meshard.plan.figures.choice import figures_of
 from meshard.plan.figures.footprint import added, footprint, most_alike, peak_elements, traffic_of
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Hop, Route
 
 
 def every(ids):

@@ -9,13 +9,11 @@ import pytest
 from meshard.algebra.box import Box
 from meshard.algebra.layout import ceil_cuts, layout_of_boxes
 from meshard.errors import MeshardError, PlanError
-from meshard.plan import replay
+from meshard.plan import plan as replay
 from meshard.plan.figures.choice import PlanLeaf
-from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.hop import Hop, Route
 from meshard.plan.hops.jobs import Jobs
-from meshard.plan.hops.route import Route
-from meshard.plan.plan import Plan
-from meshard.plan.replay import check_elements, check_jobs, check_route
+from meshard.plan.plan import Plan, check_elements, check_jobs, check_route
 from tests.plans import PLANS, SMALL, laid
 
 

@@ -10,12 +10,11 @@ import pytest
 
 import meshard
 from meshard.plan.captions import whole_text
-from meshard.plan.figures import flow as flows
+from meshard.plan.figures import plan_figures as flows
 from meshard.plan.figures.choice import Candidate, Choice, PlanLeaf, figures_of
-from meshard.plan.figures.flow import Flow, flow_of, hosts_of, stages
+from meshard.plan.figures.plan_figures import Flow, flow_of, hosts_of, stages
 from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Hop, Route
 from meshard.plan.plan import Plan
 from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import SHEET

@@ -15,7 +15,7 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError, DtypeError, PlanError, ShapeError, TreeError
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan
 from meshard.plan.views.plan_json import VERSION, _checksum
 from meshard.resharding import plan_reshard

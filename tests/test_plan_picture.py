@@ -10,7 +10,7 @@ from meshard.errors import ArgumentError
 from meshard.plan.captions import PALETTE
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan
 from tests.plans import SMALL, laid
 

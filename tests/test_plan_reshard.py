@@ -20,7 +20,7 @@ from meshard.plan.figures import schedule
 from meshard.plan.figures.choice import PlanLeaf, figures_of
 from meshard.plan.figures.footprint import traffic_of
 from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan, install_runner
 from meshard.sharding import BoxSharding, Mesh, NamedSharding, P
 from meshard.testing.virtual import virtual_devices

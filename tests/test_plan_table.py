@@ -12,8 +12,7 @@ from meshard.errors import ArgumentError
 from meshard.plan.captions import size_text, size_unit, time_unit
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
 from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Hop, Route
 from meshard.plan.plan import Plan
 from meshard.plan.views.plan_text import arrays_table, plan_table, steps_of, why_text
 from meshard.plan.views.words import kind_of_hop, layout_text, names_text

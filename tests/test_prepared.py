@@ -11,7 +11,7 @@ import meshard.numpy as mnp
 from meshard import debug, lax
 from meshard.errors import DeletedArrayError, OutOfRangeError
 from meshard.sharding import NamedSharding, P
-from meshard.transforms.lowering.prepared import Prepared
+from meshard.transforms.lowering.executable import Prepared
 
 
 @dataclass(frozen=True)

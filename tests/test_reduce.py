@@ -14,7 +14,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, ShapeError
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import normalised_axes
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.settings import config

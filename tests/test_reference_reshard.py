@@ -19,7 +19,7 @@ from meshard.resharding import (
     find_intermediate_sharding,
     reshard_with_intermediate_sharding,
 )
-from meshard.runtime.moving.reshard import Options
+from meshard.runtime.moving.plan_reshard import Options
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from meshard.testing.strategies import meshes, specs

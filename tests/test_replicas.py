@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshard
-from meshard.plan.move.part import Copy, Message, Part, Recipe
-from meshard.plan.move.replicas import Ownership, ownership, with_replicas
+from meshard.plan.move.part import Copy, Message, Ownership, Part, Recipe, ownership, with_replicas
 from meshard.runtime.settings import Table
 from meshard.runtime.simulated import simulate
 from meshard.sharding import NamedSharding, P

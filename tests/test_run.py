@@ -254,7 +254,7 @@ sys.exit(supervise([sys.executable, *sys.argv[1:]], os.environ, grace=0.5).code)
 
     KEPT = """
 import os, signal, sys, time
-from meshard.runtime.processes.told import KeeperLine
+from meshard.runtime.processes.identity import KeeperLine
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for word in sys.argv[2:]:
     if os.fork() == 0:

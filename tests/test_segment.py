@@ -16,7 +16,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard import lax
 from meshard.ops.engine import decision
-from meshard.ops.fused.segment_compiled import CompiledSegment
+from meshard.ops.fused.segment import CompiledSegment
 from meshard.ops.fused.ways import Loose, Packed, Rows
 from meshard.sharding import P
 from meshard.transforms.lowering import regions

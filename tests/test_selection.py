@@ -13,7 +13,8 @@ import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError
 from meshard.lax import top_k
-from meshard.ops import ordering, pieces
+from meshard.ops import ordering
+from meshard.ops.array import formulas
 from meshard.ops.reductions import select, sort
 from meshard.runtime.doors import bind
 from tests.lays import fetched, lays, same, shapes
@@ -319,11 +320,11 @@ def test_positions_of_long_elements_with_equal_ones() -> None:
 def test_what_is_repeated_is_copied_in_growing_pieces() -> None:
     for shape, wide in (((1, 7), (70_000, 7)), ((3, 1, 5), (3, 50_000, 5)), ((9, 1), (9, 40_000))):
         x = np.arange(np.prod(shape)).reshape(shape)
-        found = pieces.repeated_copy(np.broadcast_to(x, wide))
+        found = formulas.repeated_copy(np.broadcast_to(x, wide))
         same(np.array(found), np.array(np.broadcast_to(x, wide)))
-    assert pieces.repeated_copy(np.broadcast_to(np.arange(7), (70_000, 7))).strides[0] == 7 * 8
+    assert formulas.repeated_copy(np.broadcast_to(np.arange(7), (70_000, 7))).strides[0] == 7 * 8
     y = np.ones((4, 4))
-    assert pieces.repeated_copy(y) is y
+    assert formulas.repeated_copy(y) is y
 
 
 @in_worlds

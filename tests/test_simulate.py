@@ -12,11 +12,9 @@ from meshard.errors import ArgumentError
 from meshard.plan.captions import time_text
 from meshard.plan.figures.bounds import bounds_of
 from meshard.plan.figures.load import DevicePlaces, load_of
-from meshard.plan.figures.presets import topology
 from meshard.plan.figures.simulate import simulate, simulate_many
-from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.figures.topology import Level, Topology, topology
+from meshard.plan.hops.hop import Hop, Route
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing.strategies import meshes, specs
 from meshard.testing.virtual import virtual_devices

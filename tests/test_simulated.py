@@ -13,7 +13,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, TransportError
-from meshard.runtime.processes.local import LocalTransport
+from meshard.runtime.processes.transport import LocalTransport
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P

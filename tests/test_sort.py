@@ -13,7 +13,7 @@ import meshard
 import meshard.numpy as mnp
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
 from meshard.ops.array import samplesort
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.dtypes.laws import SMALL_FLOATS
 from meshard.ops.reductions import distinct, partition, select, sort
 from meshard.runtime.doors import bind
 from meshard.runtime.simulated import simulate

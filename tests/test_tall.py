@@ -49,7 +49,7 @@ def moved(call: Any) -> tuple[Any, debug.Ledger]:
 
 @pytest.fixture
 def in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshard.ops.linalg.blocked.WHOLE_CHOLESKY", 0)
+    monkeypatch.setattr("meshard.ops.linalg.decompose.WHOLE_CHOLESKY", 0)
     monkeypatch.setattr("meshard.ops.linalg.triangular.WHOLE_CHOLESKY", 0)
 
 

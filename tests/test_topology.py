@@ -11,10 +11,8 @@ import meshard
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.errors import ArgumentError
 from meshard.plan.figures.choice import PlanLeaf
-from meshard.plan.figures.presets import presets, topology
-from meshard.plan.figures.simulate import simulate, simulate_many
-from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.figures.wire_time import seconds_of
+from meshard.plan.figures.simulate import seconds_of, simulate, simulate_many
+from meshard.plan.figures.topology import Level, Topology, presets, topology
 from meshard.plan.hops.hop import Hop
 from meshard.plan.plan import Plan
 from meshard.plan.planner import PlanOptions, make_plan

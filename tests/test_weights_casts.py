@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from meshard.errors import KeyMapError
-from meshard.weights.maps.casts import dtype_named, is_lossless
+from meshard.weights.maps.fields import dtype_named, is_lossless
 
 SMALL = (
     *("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16"),

@@ -18,7 +18,7 @@ from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import KeyMapError
-from meshard.weights.maps import blocks, casts, form, keymap, pattern, rules, tables
+from meshard.weights.maps import blocks, fields, form, keymap, rules
 from meshard.weights.maps.keymap import KeyMap, Sources
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.maps.scales import Scales
@@ -164,7 +164,7 @@ def do_repeat(t: Trial, name: str) -> None:
 def do_cast(t: Trial, name: str) -> None:
     dtype = t.rng.choice(["float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "int32"])
     t.map = t.map.cast(name, dtype)
-    t.tensors[name] = t.tensors[name].astype(casts.dtype_named(dtype))
+    t.tensors[name] = t.tensors[name].astype(fields.dtype_named(dtype))
 
 
 def do_split(t: Trial, name: str) -> None:
@@ -344,7 +344,7 @@ def test_toml_gives_an_equal_map_and_equal_maps_print_alike() -> None:
 
 
 def test_examples_in_docstrings_are_right() -> None:
-    for module in (blocks, casts, form, keymap, pattern, rules, tables):
+    for module in (blocks, fields, form, keymap, rules):
         assert doctest.testmod(module).failed == 0, module
 
 

@@ -7,9 +7,8 @@ import string
 import pytest
 
 from meshard.errors import KeyMapError
-from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.maps.pattern import exactly, parse
-from meshard.weights.maps.tables import RULES
+from meshard.weights.maps.fields import exactly, parse
+from meshard.weights.maps.keymap import RULES, KeyMap
 
 
 def test_places_take_digits_parts_or_any_text() -> None:

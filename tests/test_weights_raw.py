@@ -11,16 +11,17 @@ import pytest
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, MissingFileError, StorageError
 from meshard.tuning import READ_BUFFER
-from meshard.weights.catalogue import raw
-from meshard.weights.catalogue.raw import (
+from meshard.weights.catalogue import stored as raw
+from meshard.weights.catalogue.stored import (
     Foreign,
     OpenFile,
     OpenFiles,
+    Piece,
     RawReader,
+    Stored,
     box_count,
     contiguous_boxes,
 )
-from meshard.weights.catalogue.stored import Piece, Stored
 
 DTYPES = ("f8", "f4", "?", "c16", "i1", ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.int4)
 

@@ -1,4 +1,4 @@
-"""`meshard.weights.transfer.readers`: who reads a slab, beside the rule written out for each."""
+"""`meshard.weights.transfer.reading`: who reads a slab, beside the rule written out for each."""
 
 import random
 
@@ -9,8 +9,7 @@ from meshard import checkpoint
 from meshard.algebra.box import Box
 from meshard.sharding import Mesh, NamedSharding, P
 from meshard.testing import virtual_devices
-from meshard.weights.transfer.readers import Holding, Readers, holding_of
-from meshard.weights.transfer.slabs import slabs_of
+from meshard.weights.transfer.reading import Holding, Readers, holding_of, slabs_of
 
 LAYOUTS = [P(), P("x"), P("y", "x"), P(None, "y"), P(("x", "y"), None), P("y")]
 

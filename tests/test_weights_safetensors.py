@@ -22,7 +22,8 @@ from meshard.errors import (
 )
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import KEY
-from meshard.weights.catalogue import raw, raw_writer
+from meshard.weights.catalogue import raw_writer
+from meshard.weights.catalogue import stored as raw
 from meshard.weights.catalogue.safetensors_file import open_ranks, open_safetensors
 from meshard.weights.catalogue.safetensors_header import DTYPES, OpenFile, read_header
 from meshard.weights.catalogue.safetensors_writer import (

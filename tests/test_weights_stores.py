@@ -20,11 +20,10 @@ from meshard.errors import (
     StorageError,
 )
 from meshard.weights.catalogue import zarr_store as zarr_module
-from meshard.weights.catalogue.chunks import grid_boxes, grid_steps
 from meshard.weights.catalogue.detect import FORMATS, Format, open_catalogue
 from meshard.weights.catalogue.hdf5 import open_hdf5
 from meshard.weights.catalogue.safetensors_writer import WriteOptions
-from meshard.weights.catalogue.stored import Catalogue, Writer
+from meshard.weights.catalogue.stored import Catalogue, Writer, grid_boxes, grid_steps
 from meshard.weights.catalogue.verify import verify
 from meshard.weights.catalogue.zarr_store import open_zarr, zarr_store
 

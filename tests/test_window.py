@@ -11,14 +11,13 @@ import meshard
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
-from meshard.plan.figures.window import between, checked_window, quota
-from meshard.plan.hops.hop import unit_map
-from meshard.plan.hops.route import Route
+from meshard.plan.figures.footprint import between, checked_window, quota
+from meshard.plan.hops.hop import Route, unit_map
 from meshard.plan.plan import Plan
 from meshard.plan.planner import PlanOptions, make_plan
 from meshard.plan.routes.relay import striped
 from meshard.resharding import plan_reshard, reshard
-from meshard.runtime.memory.slabs import slabs
+from meshard.runtime.memory.memory import slabs
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import here
 from meshard.sharding import Mesh, NamedSharding, P

@@ -8,10 +8,8 @@ from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Layout, even_cuts
 from meshard.algebra.sharding import SingleDeviceSharding
 from meshard.errors import ArgumentError
-from meshard.plan.figures.presets import topology
-from meshard.plan.figures.simulate import simulate
-from meshard.plan.figures.topology import Level, Topology
-from meshard.plan.figures.wire_time import seconds_of
+from meshard.plan.figures.simulate import seconds_of, simulate
+from meshard.plan.figures.topology import Level, Topology, topology
 from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source
 from meshard.plan.move.wires import (

@@ -16,7 +16,7 @@ import pytest
 import meshard
 from meshard.algebra.device import Device
 from meshard.algebra.world import entered
-from meshard.runtime.processes.local import LocalTransport
+from meshard.runtime.processes.transport import LocalTransport
 from meshard.runtime.simulated import simulate
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.sharding import Mesh, NamedSharding, P

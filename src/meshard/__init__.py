@@ -123,10 +123,10 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.runtime.moving.plan_reshard import plan_reshard as plan_reshard
     from meshard.runtime.watching.timer import print0 as print0
     from meshard.weights.checkpoint.one_array import load as load, save as save
-    from meshard.weights.moving.reshard import reshard as reshard
-    from meshard.transforms.jit.explain import explain as explain
+    from meshard.weights.moving import reshard as reshard
+    from meshard.transforms.jit.jit import explain as explain
     from meshard.transforms.jit.jit import jit as jit, pjit as pjit
-    from meshard.transforms.jit.switches import (
+    from meshard.transforms.jit.jit import (
         clear_caches as clear_caches,
         disable_jit as disable_jit,
         ensure_compile_time_eval as ensure_compile_time_eval,
@@ -137,7 +137,7 @@ if _typing.TYPE_CHECKING:  # names that are loaded on first use, for editors
     from meshard.transforms.callbacks.printing import pure_callback as pure_callback
     from meshard.transforms.derivatives.arguments import float0 as float0
     from meshard.transforms.remat.remat import remat as remat
-    from meshard.transforms.custom.gradient import (
+    from meshard.transforms.custom.custom import (
         closure_convert as closure_convert,
         custom_gradient as custom_gradient,
     )
@@ -165,8 +165,8 @@ else:
         __name__,
         "__version__",
         late=(
-            "meshard.compat.gda.jit_results:jit",
-            "meshard.compat.gda.jit_results:pjit",
+            "meshard.compat.jit_results:jit",
+            "meshard.compat.jit_results:pjit",
             "meshard.ad_checkpoint",
             "meshard.array_api",
             "meshard.checkpoint",
@@ -189,16 +189,16 @@ else:
             "meshard.runtime.watching.timer:print0",
             "meshard.weights.checkpoint.one_array:load",
             "meshard.weights.checkpoint.one_array:save",
-            "meshard.weights.moving.reshard:reshard",
+            "meshard.weights.moving:reshard",
             "meshard.testing",
-            "meshard.transforms.jit.explain:explain",
+            "meshard.transforms.jit.jit:explain",
             "meshard.transforms.shard_map:shard_map",
             "meshard.transforms.batching.vmap:vmap",
             "meshard.transforms.callbacks.printing:pure_callback",
             "meshard.transforms.derivatives.arguments:float0",
             "meshard.transforms.remat.remat:remat",
-            "meshard.transforms.custom.gradient:closure_convert",
-            "meshard.transforms.custom.gradient:custom_gradient",
+            "meshard.transforms.custom.custom:closure_convert",
+            "meshard.transforms.custom.custom:custom_gradient",
             "meshard.transforms.custom.custom:custom_jvp",
             "meshard.transforms.custom.custom:custom_vjp",
             "meshard.transforms.derivatives.functions:grad",
@@ -209,10 +209,10 @@ else:
             "meshard.transforms.derivatives.jacobians:jacfwd",
             "meshard.transforms.derivatives.jacobians:jacobian",
             "meshard.transforms.derivatives.jacobians:jacrev",
-            "meshard.transforms.jit.switches:clear_caches",
-            "meshard.transforms.jit.switches:disable_jit",
-            "meshard.transforms.jit.switches:ensure_compile_time_eval",
-            "meshard.transforms.jit.switches:make_jaxpr",
+            "meshard.transforms.jit.jit:clear_caches",
+            "meshard.transforms.jit.jit:disable_jit",
+            "meshard.transforms.jit.jit:ensure_compile_time_eval",
+            "meshard.transforms.jit.jit:make_jaxpr",
             "meshard.transforms.derivatives.jacobians:linear_transpose",
             "meshard.transforms.derivatives.jacobians:linearize",
             "meshard.transforms.tracing.abstract:eval_shape",

@@ -12,7 +12,7 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.transforms.remat.policies import checkpoint_name as checkpoint_name
+from meshard.transforms.remat.remat import checkpoint_name as checkpoint_name
 from meshard.transforms.remat.remat import remat as remat
 from meshard.transforms.remat.residuals import (
     Residual as Residual,

@@ -24,7 +24,7 @@ from meshard.errors import (
     StorageError as StorageError,
 )
 from meshard.weights.catalogue.verify import Damage as Damage
-from meshard.weights.checkpoint.clean import clean as clean
+from meshard.weights.checkpoint.save import clean as clean
 from meshard.weights.checkpoint.convert import (
     Conversion as Conversion,
     convert as convert,
@@ -34,8 +34,8 @@ from meshard.weights.checkpoint.load import (
     load_iter as load_iter,
     plan_load as plan_load,
 )
-from meshard.weights.checkpoint.load_plan import LoadPlan as LoadPlan
-from meshard.weights.checkpoint.metadata import (
+from meshard.weights.checkpoint.plans import LoadPlan as LoadPlan
+from meshard.weights.checkpoint.opening import (
     Metadata as Metadata,
     metadata as metadata,
 )
@@ -44,15 +44,15 @@ from meshard.weights.checkpoint.save import (
     SaveHandle as SaveHandle,
     save as save,
 )
-from meshard.weights.native.steps import (
+from meshard.weights.native.files import (
     latest as latest,
     steps as steps,
 )
-from meshard.weights.checkpoint.save_plan import (
+from meshard.weights.checkpoint.plans import (
     SavePlan as SavePlan,
     plan_save as plan_save,
 )
-from meshard.weights.checkpoint.verify import verify as verify
+from meshard.weights.checkpoint.opening import verify as verify
 from meshard.weights.makers.record import record as record
 from meshard.weights.makers.templates import template as template
 from meshard.weights.maps.keymap import (

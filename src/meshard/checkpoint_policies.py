@@ -14,34 +14,34 @@ All others are computed again there, which takes time and saves memory.
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     checkpoint_dots as checkpoint_dots,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     checkpoint_dots_with_no_batch_dims as checkpoint_dots_with_no_batch_dims,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     dots_saveable as dots_saveable,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     dots_with_no_batch_dims_saveable as dots_with_no_batch_dims_saveable,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     everything_saveable as everything_saveable,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     nothing_saveable as nothing_saveable,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     save_any_names_but_these as save_any_names_but_these,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     save_anything_except_these_names as save_anything_except_these_names,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     save_from_both_policies as save_from_both_policies,
 )
-from meshard.transforms.remat.policies import (
+from meshard.transforms.remat.remat import (
     save_only_these_names as save_only_these_names,
 )
 

@@ -11,16 +11,16 @@ from meshard.algebra.attributes import door as _door
 from meshard.ops.array.info import finfo as finfo
 from meshard.ops.array.info import iinfo as iinfo
 from meshard.ops.array.info import result_type as result_type
-from meshard.ops.dtypes.kinds import (
+from meshard.ops.dtypes.laws import (
     canonicalize_dtype as canonicalize_dtype,
 )
-from meshard.ops.dtypes.kinds import (
+from meshard.ops.dtypes.laws import (
     extended as extended,
 )
-from meshard.ops.dtypes.kinds import (
+from meshard.ops.dtypes.laws import (
     issubdtype as issubdtype,
 )
-from meshard.ops.dtypes.kinds import (
+from meshard.ops.dtypes.laws import (
     prng_key as prng_key,
 )
 from meshard.ops.made.casts import bfloat16 as bfloat16

@@ -34,7 +34,7 @@ from meshard.resilience.copies.protect import (
     plan_protect as plan_protect,
     protect as protect,
 )
-from meshard.resilience.copies.protect_plan import ProtectPlan as ProtectPlan
+from meshard.resilience.copies.placement import ProtectPlan as ProtectPlan
 from meshard.resilience.copies.restore import plan_restore as plan_restore, restore as restore
 from meshard.resilience.copies.restore_plan import RestorePlan as RestorePlan
 from meshard.resilience.feeding.feed import Feed as Feed, subscribe as subscribe
@@ -44,7 +44,7 @@ from meshard.resilience.feeding.regions import FeedPlan as FeedPlan
 from meshard.resilience.feeding.publisher import Publisher as Publisher, publish as publish
 from meshard.resilience.joining.mesh import mesh as mesh
 from meshard.resilience.joining.recover import Recovery as Recovery, recover as recover
-from meshard.resilience.joining.surviving import (
+from meshard.resilience.joining.recover import (
     Block as Block,
     grow as grow,
     surviving as surviving,

@@ -29,7 +29,7 @@ from meshard.ops.array.dynamic import (
     dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
 )
 from meshard.ops.array.shape import broadcast_shapes as broadcast_shapes
-from meshard.ops.lax.convolution import (
+from meshard.ops.lax.windows import (
     ConvDimensionNumbers as ConvDimensionNumbers,
     conv as conv,
     conv_dimension_numbers as conv_dimension_numbers,
@@ -61,7 +61,7 @@ from meshard.ops.lax.few import (
     platform_dependent as platform_dependent,
     rng_bit_generator as rng_bit_generator,
 )
-from meshard.ops.lax.kinds import (
+from meshard.ops.lax.few import (
     DotAlgorithm as DotAlgorithm,
     DotAlgorithmPreset as DotAlgorithmPreset,
     FftType as FftType,
@@ -238,7 +238,7 @@ from meshard.transforms.flow.control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
-from meshard.transforms.flow.scans import (
+from meshard.transforms.flow.control_flow import (
     map as map,
     scan as scan,
 )

@@ -16,20 +16,20 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.compat.multihost.local_shapes import (
+from meshard.compat.host_local import (
     global_to_local_shape as global_to_local_shape,
     local_to_global_shape as local_to_global_shape,
 )
-from meshard.compat.multihost.gathering import (
+from meshard.compat.multihost import (
     broadcast_one_to_all as broadcast_one_to_all,
     gather as gather,
     process_allgather as process_allgather,
 )
-from meshard.compat.multihost.local_arrays import (
+from meshard.compat.host_local import (
     global_array_to_host_local_array as global_array_to_host_local_array,
     host_local_array_to_global_array as host_local_array_to_global_array,
 )
-from meshard.compat.multihost.checks import (
+from meshard.compat.multihost import (
     assert_equal as assert_equal,
     sync_global_devices as sync_global_devices,
 )

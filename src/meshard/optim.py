@@ -30,7 +30,7 @@ from meshard.ops.optim.schedules import (
     linear_schedule as linear_schedule,
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
 )
-from meshard.ops.optim.transformations import (
+from meshard.ops.optim.optimizers import (
     EmptyState as EmptyState,
     GradientTransformation as GradientTransformation,
     ScaleByAdamState as ScaleByAdamState,

@@ -35,7 +35,7 @@ from meshard.plan.figures.bounds import (
     Bounds as Bounds,
     bounds_of as bounds_of,
 )
-from meshard.plan.figures.presets import (
+from meshard.plan.figures.topology import (
     presets as presets,
     topology as topology,
 )
@@ -46,13 +46,13 @@ from meshard.plan.figures.topology import (
 )
 from meshard.plan.plan import Plan as Plan
 from meshard.plan.planner import PlanCache as PlanCache
-from meshard.runtime.moving.ordering import best_device_order as best_device_order
+from meshard.runtime.moving.plan_reshard import best_device_order as best_device_order
 from meshard.runtime.moving.plan_reshard import (
     plan_cache as plan_cache,
     plan_reshard as plan_reshard,
 )
-from meshard.weights.moving.leaf_by_leaf import reshard_iter as reshard_iter
-from meshard.weights.moving.reshard import reshard as reshard
+from meshard.weights.moving import reshard_iter as reshard_iter
+from meshard.weights.moving import reshard as reshard
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

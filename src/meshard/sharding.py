@@ -17,7 +17,7 @@ import typing as _typing
 
 from meshard.algebra.attributes import door as _door
 from meshard.algebra.abstract import Sharding as Sharding
-from meshard.algebra.boxed import BoxSharding as BoxSharding
+from meshard.algebra.sharding import BoxSharding as BoxSharding
 from meshard.algebra.mesh import (
     AbstractMesh as AbstractMesh,
     AxisType as AxisType,
@@ -37,8 +37,6 @@ from meshard.algebra.spec import (
 )
 
 if _typing.TYPE_CHECKING:  # editors see only listed names
-    from meshard.weights.moving.reshard import reshard as reshard
+    from meshard.weights.moving import reshard as reshard
 else:
-    __all__, __dir__, __getattr__ = _door(
-        __name__, late=("meshard.weights.moving.reshard:reshard",)
-    )
+    __all__, __dir__, __getattr__ = _door(__name__, late=("meshard.weights.moving:reshard",))

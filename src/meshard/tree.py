@@ -32,7 +32,7 @@ from meshard.runtime.trees.trees import (
     transpose as transpose,
     unflatten as unflatten,
 )
-from meshard.runtime.trees.paths import (
+from meshard.runtime.trees.trees import (
     flatten_with_path as flatten_with_path,
     leaves_with_path as leaves_with_path,
     map_with_path as map_with_path,

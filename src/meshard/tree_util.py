@@ -11,7 +11,7 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.runtime.trees import paths as _paths
+from meshard.runtime.trees import trees as _paths
 from meshard.runtime.trees import trees as _trees
 from meshard.runtime.trees.keys import (
     DictKey as DictKey,
@@ -34,6 +34,7 @@ from meshard.runtime.trees.keys import (
 from meshard.runtime.trees.keys import (
     keystr as keystr,
 )
+from meshard.runtime.trees.levels import Partial as Partial
 from meshard.runtime.trees.levels import (
     all_leaves as all_leaves,
 )
@@ -73,7 +74,6 @@ from meshard.runtime.trees.nodes import (
 from meshard.runtime.trees.nodes import (
     register_static as register_static,
 )
-from meshard.runtime.trees.partial import Partial as Partial
 
 PyTreeDef = _trees.PyTreeSpec
 tree_all = _trees.all

@@ -18,8 +18,8 @@ from meshard import lax
 from meshard.sharding import P
 from meshard.testing import simulate
 from meshard.transforms.batching.vmap import vmap
-from meshard.transforms.derivatives.collectives import COLLECTIVES
 from meshard.transforms.derivatives.functions import grad, jvp, vjp
+from meshard.transforms.derivatives.rules import COLLECTIVES
 from tests.tangents import both_ways, check_adjoint, check_differences
 from tests.worlds import alone, mesh, whole
 

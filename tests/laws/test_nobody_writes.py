@@ -17,7 +17,7 @@ import pytest
 import meshard
 import meshard.numpy as mnp
 from meshard import gda, multihost_utils
-from meshard.runtime.memory.exported import exported
+from meshard.runtime.memory.memory import exported
 from meshard.runtime.types import KEY
 from meshard.sharding import Mesh, NamedSharding, P, SingleDeviceSharding
 from tests.laws.test_results_on_devices import _names

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshard.plan.figures.choice import Choice, PlanLeaf, figures_of
-from meshard.plan.figures.flow import flow_of, stages
+from meshard.plan.figures.plan_figures import flow_of, stages
 from meshard.plan.figures.schedule import batches
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan
 from meshard.testing.virtual import virtual_devices
 from tests.laws.test_resharding import DRAWN, SHAPES, SLOW, shardings

@@ -29,9 +29,8 @@ from meshard.ops.engine import reduction as exchange
 from meshard.ops.random import tiles as sampling
 from meshard.ops.reductions import reduce
 from meshard.ops.row import REGISTRY, MoveOp, Op
-from meshard.runtime.memo import Memo
 from meshard.runtime.types import KEY
-from meshard.runtime.world import RuntimeWorld
+from meshard.runtime.world import Memo, RuntimeWorld
 from tests.numpy_expressions import EXPRESSIONS
 from tests.programs.cases import CASES
 from tests.programs.check import check, drawn, jitted, outside, verify
@@ -150,7 +149,7 @@ def across_devices() -> Iterator[None]:
         patch.setattr("meshard.ops.reductions.sort.GATHERED_SORT", 32)
         patch.setattr("meshard.ops.array.samplesort.GATHERED_SORT", 32)
         patch.setattr("meshard.ops.reductions.select._pays", lambda x, axis, ranks: True)
-        patch.setattr("meshard.ops.linalg.blocked.WHOLE_CHOLESKY", 0)
+        patch.setattr("meshard.ops.linalg.decompose.WHOLE_CHOLESKY", 0)
         yield
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import meshard.lax as lax
 import meshard.numpy as mnp
-from meshard.ops.dtypes.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, kind_of, promoted
+from meshard.ops.dtypes.laws import BYTES, EXTENDED, SMALL_FLOATS, cast, kind_of, promoted
 from meshard.ops.row import REGISTRY, Op
 from meshard.runtime.doors import bind
 from tests.worlds import alone

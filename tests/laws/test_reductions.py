@@ -18,8 +18,7 @@ import meshard.numpy as mnp
 from meshard import lax, nn
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.numpy import linalg
-from meshard.ops.dtypes.laws import accumulator, same_dtype
-from meshard.ops.dtypes.promotion import BYTES, kind_of
+from meshard.ops.dtypes.laws import BYTES, accumulator, kind_of, same_dtype
 from meshard.ops.reductions.reduce import reduction_rule
 from meshard.ops.row import REGISTRY, Op, Partial, register
 from meshard.runtime.doors import bind

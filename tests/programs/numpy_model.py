@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshard.ops.dtypes.promotion import BYTES, EXTENDED, cast, promoted
+from meshard.ops.dtypes.laws import BYTES, EXTENDED, cast, promoted
 from tests.programs.draw import LETTERS
 
 SMALL = {dtype for dtype, letter in LETTERS.items() if letter in "hs"}

@@ -42,12 +42,12 @@ main(60, {len(name)})
 
 MESSAGES = """
 from mpi4py import MPI
-from meshard.mpi.datatypes import Datatypes, run_bytes
+from meshard.mpi.messages import Datatypes, run_bytes
 from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.messages import Communicator, Messages, slabs
 from meshard.mpi.transport import JobTransport
 from meshard.mpi.watch import MpiSideChannel
-from meshard.runtime.processes.told import KeeperLine
+from meshard.runtime.processes.identity import KeeperLine
 from meshard.runtime.settings import Table
 import meshard.runtime.world
 """

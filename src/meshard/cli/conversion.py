@@ -26,10 +26,10 @@ from meshard.cli.written.tensors import Rule, Tensor, selected, shardings
 from meshard.errors import KeyMapError, visible
 from meshard.mpi.launch import job_size
 from meshard.plan.captions import bytes_text, count_text, time_text
-from meshard.weights.checkpoint.metadata import Metadata
-from meshard.weights.checkpoint.targets import format_of
+from meshard.weights.checkpoint.job import format_of
+from meshard.weights.checkpoint.opening import Metadata
+from meshard.weights.maps.fields import exactly
 from meshard.weights.maps.keymap import KeyMap, Mapped
-from meshard.weights.maps.pattern import exactly
 
 
 @final

@@ -16,7 +16,7 @@ from meshard.cli.errors import CommandError
 from meshard.cli.jobs.faults import Attempt, Faults, attempts
 from meshard.cli.jobs.launcher import Launcher, is_open_mpi
 from meshard.cli.jobs.supervise import Outcome, launcher_name, supervise
-from meshard.runtime.processes.told import KEEPER
+from meshard.runtime.processes.identity import KEEPER
 
 _INSTALL = 'install them with\n    pip install "meshard[mpi]"'
 _CPUS = Path("/sys/devices/system/cpu")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from meshard.runtime.array.in_place import writing
+from meshard.runtime.array.at import writing
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import namespace

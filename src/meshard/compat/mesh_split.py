@@ -4,12 +4,17 @@ In: trees of arrays on one mesh, or on several. Out: trees on parts of the mesh,
 one. No data moves: a part of an array *is* the shards of the part's devices, by reference. Its
 value is those shards joined in mesh order. If the axis is the minor one of a tuple, that is not a
 slice of the array; if no dim is split over it, it is the whole array.
+
+Arrays that share the blocks of other arrays, device by device, without copying or moving.
+
+In: arrays, and the type of another. Out: the array of that type, in which each device has the block
+that it already has.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar, cast
@@ -21,7 +26,6 @@ from meshard.algebra.layout import Cuts
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding, Uneven
-from meshard.compat.shared_blocks import local_blocks, of_blocks
 from meshard.errors import (
     ArgumentError,
     CoverageError,
@@ -34,8 +38,30 @@ from meshard.errors import (
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.runtime.array.array import Array
 from meshard.runtime.trees.trees import flatten_with_plain_path, unflatten
-from meshard.runtime.types import ArrayType
+from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.world import here
+
+
+def local_blocks(x: Array) -> dict[int, Block | None]:
+    """Return the block of an array that each of this process's devices holds, by device id.
+
+    Raises:
+        DeletedArrayError: if it was deleted.
+    """
+    me, blocks, piece_of = here().process_index, x._live(), x._type.layout.piece_of
+    local = [d.id for d in x.sharding.device_order if d.process_index == me]
+    return {d: blocks[piece_of[d]] for d in local}
+
+
+def of_blocks(kind: ArrayType, held: Mapping[int, Block | None]) -> Array:
+    """Return an array of a type; replicas should be equal, and it has the first of them."""
+    layout = kind.layout
+    blocks: list[Block | None] = [None] * layout.piece_count
+    for device in reversed(kind.sharding.device_order):
+        if device.id in held:
+            blocks[layout.piece_of[device.id]] = held[device.id]
+    return Array(kind, tuple(blocks))
+
 
 Leaves = list[tuple[tuple[Any, ...], Any]]
 Shape = tuple[int, ...]

@@ -20,7 +20,7 @@ from meshard.errors import NoIntermediateShardingError, NoIntermediateShardingNe
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.place import as_sharding
-from meshard.runtime.moving.reshard import Options, resharded
+from meshard.runtime.moving.plan_reshard import Options, resharded
 from meshard.runtime.trees.trees import flatten, unflatten
 from meshard.runtime.types import ArrayLike
 

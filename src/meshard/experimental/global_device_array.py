@@ -3,8 +3,8 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.compat.gda.global_device_array import GlobalDeviceArray as GlobalDeviceArray
-from meshard.compat.gda.places import (
+from meshard.compat.global_device_array import GlobalDeviceArray as GlobalDeviceArray
+from meshard.compat.global_device_array import (
     get_shard_indices as get_shard_indices,
     get_shard_indices_replica_ids as get_shard_indices_replica_ids,
     get_shard_shape as get_shard_shape,

@@ -3,7 +3,7 @@
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.compat.gda.jit_results import pjit as pjit
+from meshard.compat.jit_results import pjit as pjit
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

@@ -24,7 +24,7 @@ import numpy as np
 from meshard.algebra.arguments import instance_of
 from meshard.algebra.boundary import bound_all
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
-from meshard.interop.chunked import fitting, sizes
+from meshard.interop.partitioned import fitting, sizes
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.partitioned import grid_of
 from meshard.runtime.moving.make import make_array_from_callback

@@ -28,11 +28,14 @@ from meshard.interop.jax_buffers import (
     copied,
     is_key,
     is_taken,
+    jax,
+    layout_of,
     made,
     places_of,
     read,
+    to_jax,
+    to_meshard,
 )
-from meshard.interop.jax_shardings import jax, layout_of, to_jax, to_meshard
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.plan import Plan
 from meshard.runtime.array.array import Array

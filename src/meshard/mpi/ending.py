@@ -24,10 +24,9 @@ from typing import Any, NoReturn, Protocol, final
 from meshard.errors import AgreementError, TransportError
 from meshard.runtime.lines.letters import packed
 from meshard.runtime.memory.forks import depth
-from meshard.runtime.processes import told
-from meshard.runtime.processes.told import KeeperLine
+from meshard.runtime.processes import identity
+from meshard.runtime.processes.identity import KeeperLine, launcher, parent_of, state_of
 from meshard.runtime.processes.watchdog import ENDED, Watchdog, given_up
-from meshard.runtime.processes.whereabouts import launcher, parent_of, state_of
 
 _SHORT = 3500
 """Bytes that MPI sends at once, so that no sender waits for a letter to be received."""
@@ -133,7 +132,7 @@ class ProcessExit:
         watchdog.end()
         watchdog.hear()  # a process that was given up ends here: the job is none of its business
         in_vain = isinstance(error, TransportError)
-        self._keeper.say(told.GAVE_UP if in_vain else told.FAILED)
+        self._keeper.say(identity.GAVE_UP if in_vain else identity.FAILED)
         if not in_vain:
             self._goodbye(f"has failed with {type(error).__name__}")
         if isinstance(error, AgreementError) and not self._is_first():

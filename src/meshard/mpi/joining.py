@@ -17,16 +17,14 @@ from typing import Any, final
 from meshard.algebra.device import Device
 from meshard.errors import ConfigError, TransportError
 from meshard.mpi.neighbours import own_memory
-from meshard.mpi.outside.channel import OpenChannel, entry_name
-from meshard.mpi.outside.porter import TICKET, Porter, Ticket, builds
+from meshard.mpi.outside.channel import TICKET, OpenChannel, Porter, Ticket, builds, entry_name
 from meshard.mpi.transport import JobTransport
 from meshard.runtime.lines.connecting import Address, connect, new_token
 from meshard.runtime.lines.letters import encode
 from meshard.runtime.lines.line import Line, wait
 from meshard.runtime.lines.rendezvous import Entry, Rendezvous
 from meshard.runtime.memory.pages import Pages
-from meshard.runtime.processes.facts import Facts, united
-from meshard.runtime.processes.whereabouts import whereabouts
+from meshard.runtime.processes.identity import Facts, united, whereabouts
 from meshard.runtime.settings import HOST, JOB, TABLE, TIMEOUT, Table
 from meshard.runtime.world import RuntimeWorld
 

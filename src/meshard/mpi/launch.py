@@ -37,8 +37,8 @@ from meshard.errors import ConfigError
 from meshard.runtime.agree import meet
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.memory.workers import Workers
-from meshard.runtime.processes import told
-from meshard.runtime.processes.whereabouts import job_name, siblings, whereabouts
+from meshard.runtime.processes import identity
+from meshard.runtime.processes.identity import job_name, siblings, whereabouts
 from meshard.runtime.settings import HOST, JOB, JOIN, SPARES, TABLE, TIMEOUT, Table
 from meshard.runtime.world import RuntimeWorld, alone
 
@@ -112,7 +112,7 @@ def _made() -> World:
     mpi = _imported(size)
     ours = not mpi.Is_initialized()
     # Others may wait for this process for ever once it has gone: `meshard run` learns of it.
-    keeper = told.KeeperLine(told.STARTS)
+    keeper = identity.KeeperLine(identity.STARTS)
     if ours:
         with _without_one_sided(), _watching_the_start():
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -202,7 +202,7 @@ def _without_one_sided() -> Iterator[None]:
         del os.environ[_BTL]  # processes that are started from here are none of MPI's
 
 
-def _joined(mpi: Any, devices: int, keeper: told.KeeperLine, ours: bool) -> RuntimeWorld:
+def _joined(mpi: Any, devices: int, keeper: identity.KeeperLine, ours: bool) -> RuntimeWorld:
     """Join the others.
 
     Args:
@@ -218,7 +218,7 @@ def _joined(mpi: Any, devices: int, keeper: told.KeeperLine, ours: bool) -> Runt
     from meshard.mpi.transport import JobTransport
     from meshard.mpi.watch import MpiSideChannel
 
-    keeper.say(told.JOINED)
+    keeper.say(identity.JOINED)
     library, side = Communicator(mpi.COMM_WORLD), MpiSideChannel(mpi.COMM_WORLD, keeper)
     size, index = library.size, mpi.COMM_WORLD.Get_rank()
     channel = OpenChannel(index, size, side)
@@ -391,7 +391,7 @@ def _watch(mpi: Any, transport: JobTransport, ours: bool) -> None:
     def finish() -> None:
         if ending.is_copy:
             return
-        transport.channel.keeper.say(told.ENDED)
+        transport.channel.keeper.say(identity.ENDED)
         transport.channel.close()
         if mpi is None:
             ending.is_orderly()

@@ -19,7 +19,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from meshard.mpi.doorbell import ANYTHING, Doorbell
+from meshard.mpi.waiting import ANYTHING, Doorbell
 from meshard.runtime.memory.arena import Arena, Neighbour, SharedLease
 from meshard.runtime.memory.forks import number_of_forks
 from meshard.runtime.processes.agreement import Stamp

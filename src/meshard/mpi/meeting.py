@@ -14,14 +14,11 @@ from typing import Any
 
 from meshard.errors import ConfigError
 from meshard.mpi.neighbours import open_neighbours
-from meshard.mpi.outside.channel import OpenChannel
-from meshard.mpi.outside.porter import Porter, builds
+from meshard.mpi.outside.channel import OpenChannel, Porter, builds
 from meshard.mpi.transport import JobTransport
-from meshard.runtime.lines.addresses import own_network
-from meshard.runtime.lines.connecting import ANYWHERE, LOOPBACK, new_token
+from meshard.runtime.lines.connecting import ANYWHERE, LOOPBACK, new_token, own_network
 from meshard.runtime.memory.pages import Pages
-from meshard.runtime.processes.facts import Facts, devices_of, united
-from meshard.runtime.processes.whereabouts import job_name, whereabouts
+from meshard.runtime.processes.identity import Facts, devices_of, job_name, united, whereabouts
 from meshard.runtime.settings import HOST, JOB, SPARES, TABLE, TIMEOUT, Table
 from meshard.runtime.world import RuntimeWorld
 

@@ -18,12 +18,12 @@ from meshard.mpi.mailbox import ROOM, packed, unpack
 from meshard.mpi.neighbours import Found, Letter, Neighbours, OwnMemory, Waiting
 from meshard.mpi.outside.channel import OpenChannel
 from meshard.mpi.outside.far import Far
-from meshard.mpi.patience import Patience
+from meshard.mpi.waiting import Patience
 from meshard.runtime.lines.letters import decode, encode
 from meshard.runtime.memory.forks import depth, refuse_in_child
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Agreement, Stamp
-from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.identity import Facts
 from meshard.runtime.processes.transport import Lent, Taken
 from meshard.runtime.processes.watchdog import Watchdog
 from meshard.runtime.settings import Table

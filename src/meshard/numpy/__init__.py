@@ -201,7 +201,7 @@ from meshard.ops.array.take import (
     take as take,
     take_along_axis as take_along_axis,
 )
-from meshard.ops.dtypes.kinds import issubdtype as issubdtype
+from meshard.ops.dtypes.laws import issubdtype as issubdtype
 from meshard.ops.linalg.contract import (
     dot as dot,
     inner as inner,
@@ -211,11 +211,11 @@ from meshard.ops.linalg.contract import (
     vdot as vdot,
     vecdot as vecdot,
 )
-from meshard.ops.linalg.covariance import (
+from meshard.ops.linalg.products import (
     corrcoef as corrcoef,
     cov as cov,
 )
-from meshard.ops.linalg.einsum import einsum as einsum
+from meshard.ops.linalg.products import einsum as einsum
 from meshard.ops.linalg.norms import (
     cross as cross,
     diagonal as diagonal,
@@ -440,7 +440,7 @@ from meshard.ops.reductions.statistics import (
     nanvar as nanvar,
 )
 from meshard.runtime.array.array import Array as _Array
-from meshard.runtime.array.in_place import writeable as writeable
+from meshard.runtime.array.at import writeable as writeable
 
 abs = absolute
 acos = arccos
@@ -489,7 +489,7 @@ euler_gamma = _numpy.euler_gamma
 
 if _typing.TYPE_CHECKING:
     from meshard.numpy import fft as fft, linalg as linalg
-    from meshard.transforms.batching.apply import apply_along_axis as apply_along_axis
+    from meshard.transforms.batching.vectorize import apply_along_axis as apply_along_axis
     from meshard.transforms.batching.vectorize import vectorize as vectorize
 else:
     __all__, __dir__, __getattr__ = _door(
@@ -497,7 +497,7 @@ else:
         late=(
             "meshard.numpy.fft",
             "meshard.numpy.linalg",
-            "meshard.transforms.batching.apply:apply_along_axis",
+            "meshard.transforms.batching.vectorize:apply_along_axis",
             "meshard.transforms.batching.vectorize:vectorize",
         ),
         reference="numpy",

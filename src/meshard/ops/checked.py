@@ -4,6 +4,8 @@
 an array (``axis: int``, ``keepdims: bool``, ``sizes: Sequence[int]``) is checked before the
 function sees it, and a refusal names function, argument, what is allowed and what was given.
 Arguments annotated ``Any`` are left to the function: arrays, which `bind` accepts or refuses.
+
+Dims as arguments name them: in, what a user wrote for ``axis``; out, sorted numbers from 0.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
+from operator import index
 from typing import Any, ParamSpec, TypeVar, final, overload
 
 import numpy as np
@@ -30,7 +33,7 @@ from meshard.algebra.arguments import (
     refusal,
     text_of,
 )
-from meshard.errors import ArgumentError, DtypeError, OutOfRangeError
+from meshard.errors import ArgumentError, DimError, DtypeError, OutOfRangeError
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.types import KEY, DTypeLike
@@ -314,3 +317,30 @@ def _checked(function: Callable[..., Any], advice: dict[str, str]) -> Callable[.
         return function(*args, **kwargs)
 
     return call
+
+
+Axis = int | Sequence[int] | None
+
+
+def normalised_axes(axis: Axis, ndim: int, what: str) -> tuple[int, ...]:
+    """Return dims as a sorted tuple of numbers from 0; None means all.
+
+    Raises:
+        DimError: if a dim does not exist.
+        ArgumentError: if one is named twice, or ``axis`` is of another kind.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    try:
+        given = (index(axis),) if hasattr(axis, "__index__") else tuple(map(index, axis))
+    except TypeError:
+        raise ArgumentError(
+            f"{what}: axis={axis!r} must be an integer, a sequence of integers or None."
+        ) from None
+    for a in given:
+        if not -ndim <= a < ndim:
+            raise DimError(f"{what}: axis {a} is out of bounds for an array with {ndim} dims.")
+    dims = tuple(sorted(a % ndim for a in given))
+    if len(set(dims)) != len(dims):
+        raise ArgumentError(f"{what}: axis {axis} names a dim twice.")
+    return dims

@@ -20,8 +20,7 @@ from meshard.errors import ArgumentError, DtypeError
 from meshard.ops.array.create import arange
 from meshard.ops.array.elementwise import conjugate, where
 from meshard.ops.array.join import roll
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import DtypeLike, checked, normalised_axes
 from meshard.ops.dtypes.laws import (
     accumulator,
     as_dtype,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
+from meshard.ops.dtypes.laws import SMALL_FLOATS
 from meshard.runtime.types import Block
 
 _PACKED = 1 << 32

@@ -19,15 +19,13 @@ import numpy as np
 from meshard.algebra.arguments import count_of
 from meshard.algebra.layout import Layout
 from meshard.plan.figures.choice import Candidate, Choice, Figures, PlanLeaf, figures_of
+from meshard.plan.figures.footprint import between, checked_window
 from meshard.plan.figures.plan_figures import checked_ids
-from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.schedule import batches
 from meshard.plan.figures.simulate import simulate_many
-from meshard.plan.figures.topology import Topology
-from meshard.plan.figures.window import between, checked_window
+from meshard.plan.figures.topology import Topology, as_topology
 from meshard.plan.hops.cells import each_device
-from meshard.plan.hops.hop import unit_map
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route, unit_map
 from meshard.plan.plan import Plan
 from meshard.plan.routes.relay import chained, striped
 from meshard.plan.routes.two_phase import candidates

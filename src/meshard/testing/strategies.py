@@ -22,10 +22,9 @@ from meshard.algebra.arguments import (
 )
 from meshard.algebra.boundary import bounded
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device, devices_of
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding, Uneven
+from meshard.algebra.sharding import BoxSharding, NamedSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
 from meshard.testing.virtual import virtual_devices

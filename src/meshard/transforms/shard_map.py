@@ -33,8 +33,7 @@ from meshard.errors import (
     TreeError,
     did_you_mean,
 )
-from meshard.ops.engine.concrete import is_array
-from meshard.ops.engine.infer import AbstractArray, number_type
+from meshard.ops.engine.later import AbstractArray, is_array, number_type
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost, interpreting
 from meshard.runtime.moving.place import GLOBAL, as_array

@@ -18,7 +18,7 @@ from meshard.algebra.mesh import entered_mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError, ReplicationError, ShapeError, TreeError
-from meshard.ops.engine.infer import AbstractArray
+from meshard.ops.engine.later import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.trees import trees

@@ -106,7 +106,7 @@ class _Options:
 def command(given: _Options) -> None:
     """Explain a function."""
     import meshard
-    from meshard.transforms.jit.explain import explain
+    from meshard.transforms.jit.jit import explain
 
     mesh = None
     if given.mesh is not None:

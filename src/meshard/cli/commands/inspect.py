@@ -17,7 +17,7 @@ from meshard.runtime.types import dtype_name
 if TYPE_CHECKING:
     from meshard.algebra.abstract import Sharding
     from meshard.weights.catalogue.stored import Catalogue
-    from meshard.weights.checkpoint.metadata import Metadata
+    from meshard.weights.checkpoint.opening import Metadata
 
 _HELP = """\
 List the tensors of a checkpoint, of safetensors files or of another file: their
@@ -58,8 +58,7 @@ def command(
 ) -> None:
     """List tensors."""
     from meshard.cli.written.tensors import selected
-    from meshard.weights.checkpoint.metadata import metadata_of
-    from meshard.weights.checkpoint.opening import opened
+    from meshard.weights.checkpoint.opening import metadata_of, opened
 
     catalogue = opened(path, step, "--step")
     catalogue.reader.close()

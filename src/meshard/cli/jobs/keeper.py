@@ -13,7 +13,7 @@ from typing import final
 
 from meshard.runtime.lines.connecting import Listener, new_token
 from meshard.runtime.lines.line import Line, wait
-from meshard.runtime.processes.told import ENDED, FAILED, GAVE_UP, JOINED, STARTS
+from meshard.runtime.processes.identity import ENDED, FAILED, GAVE_UP, JOINED, STARTS
 
 
 @final

@@ -23,7 +23,7 @@ from typing import final
 
 from meshard.cli.jobs.keeper import Keeper
 from meshard.cli.jobs.launcher import Outliving
-from meshard.runtime.processes.told import KEEPER
+from meshard.runtime.processes.identity import KEEPER
 
 GRACE = 20.0
 """Seconds that a launcher has to end its job, once it was told to or one of its processes has

@@ -29,8 +29,7 @@ from meshard.cli.errors import CommandError
 from meshard.cli.main import COMPLETE
 from meshard.errors import DtypeError
 from meshard.plan.captions import read_size
-from meshard.plan.figures.presets import presets, topology
-from meshard.plan.figures.topology import Topology
+from meshard.plan.figures.topology import Topology, presets, topology
 from meshard.runtime.moving.place import dtype_of
 
 _LONGEST = 1000

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from meshard.interop.llvm.fast_math import FAST
-from meshard.interop.llvm.loops import loop_of
 from meshard.interop.llvm.nodes import (
     Call,
     Dtype,
@@ -30,11 +28,12 @@ from meshard.interop.llvm.nodes import (
     broadcast,
     checked_dtype,
     is_compiled_dtype,
+    loop_of,
     permuted,
     reshaped,
     side_by_side,
 )
-from meshard.interop.llvm.templates import has_template
+from meshard.interop.llvm.templates import FAST, has_template
 from meshard.ops.array.formulas import FORMULAS, logistic_formula
 from meshard.ops.engine.decide import find_row
 from meshard.ops.fused.compilers import JIT_MATH, Work

@@ -23,10 +23,9 @@ from meshard.errors import (
     ProcessLostError,
     TransportError,
 )
-from meshard.interop.tensors.carrying import LostError
-from meshard.interop.tensors.loading import distributed, torch
-from meshard.interop.tensors.memory import memory_of, wire_kind
+from meshard.interop.tensors.carrying import LostError, memory_of, wire_kind
 from meshard.interop.tensors.near import Calling, Near, calling, is_gone
+from meshard.interop.tensors.specs import distributed, torch
 from meshard.interop.tensors.wanted import digest, group_ranks, shortened
 from meshard.mpi.launch import check_joinable, join
 from meshard.runtime.lines.letters import decode, encode, sent

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError
-from meshard.interop.tensors.loading import DTensor, torch
+from meshard.interop.tensors.specs import DTensor, torch
 from meshard.runtime.moving.readers import install_reader
 from meshard.runtime.types import Block
 

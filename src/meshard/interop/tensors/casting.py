@@ -18,12 +18,10 @@ from meshard.algebra.arguments import integer_of, shown
 from meshard.errors import ArgumentError, ShapeError
 from meshard.interop.tensors.agreeing import check_group, checked_by_all, known_ranks
 from meshard.interop.tensors.convert import dtensor
-from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed
-from meshard.interop.tensors.planning import Options
 from meshard.interop.tensors.reshard import Job
-from meshard.interop.tensors.specs import mesh_of, placed
-from meshard.interop.tensors.wanted import dtype_name, dtype_of, group_ranks, kind_of
+from meshard.interop.tensors.specs import DTensor, distributed, mesh_of, placed, torch
+from meshard.interop.tensors.wanted import Options, dtype_name, dtype_of, group_ranks, kind_of
 
 Shape = tuple[int, ...]
 

@@ -16,8 +16,8 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import described, flag_of, instance_of
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
+from meshard.algebra.sharding import BoxSharding
 from meshard.errors import (
     ArgumentError,
     ConfigError,
@@ -34,21 +34,36 @@ from meshard.interop.tensors.agreeing import (
     same,
 )
 from meshard.interop.tensors.bits import as_numpy, as_tensor, numpy_dtype
-from meshard.interop.tensors.loading import DTensor, distributed, torch
 from meshard.interop.tensors.placed import Placed, local_index
-from meshard.interop.tensors.planning import Options
-from meshard.interop.tensors.specs import is_partial, mesh_of, placed, placed_of, without_sums
-from meshard.interop.tensors.wanted import check_leaf, digest, group_ranks, is_pair, laid, lines
+from meshard.interop.tensors.specs import (
+    DTensor,
+    distributed,
+    is_partial,
+    mesh_of,
+    placed,
+    placed_of,
+    torch,
+    without_sums,
+)
+from meshard.interop.tensors.wanted import (
+    Options,
+    check_leaf,
+    digest,
+    group_ranks,
+    is_pair,
+    laid,
+    lines,
+)
 from meshard.mpi.launch import is_settled
 from meshard.runtime.array.array import Array, to_numpy
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.moving.place import checked_dtype, home
-from meshard.runtime.moving.reshard import Options as MoveOptions
+from meshard.runtime.moving.plan_reshard import Options as MoveOptions
 from meshard.runtime.trees.trees import flatten_with_none, unflatten
 from meshard.runtime.types import KEY, Block
 from meshard.runtime.world import here
 from meshard.weights.maps.keymap import KeyMap
-from meshard.weights.moving.reshard import MappedMove
+from meshard.weights.moving import MappedMove
 
 
 def to_meshard(x: Any, *, reduce: bool = False) -> Any:

@@ -16,15 +16,22 @@ from typing import Any, final
 from meshard.algebra.layout import Layout
 from meshard.errors import AllocationError
 from meshard.interop.tensors.agreeing import Ranks, gathered, lost, wait_for
-from meshard.interop.tensors.carrying import MOST, Boxed, Carrier, LostError
-from meshard.interop.tensors.loading import distributed, torch
-from meshard.interop.tensors.memory import Memory, memory_of, wire_kind
+from meshard.interop.tensors.carrying import (
+    MOST,
+    Boxed,
+    Carrier,
+    LostError,
+    Memory,
+    memory_of,
+    wire_kind,
+)
 from meshard.interop.tensors.near import Near
 from meshard.interop.tensors.placed import Segment, local_index
+from meshard.interop.tensors.specs import distributed, torch
 from meshard.interop.tensors.wanted import Entry, Goal, dtype_of, group_ranks
+from meshard.plan.figures.footprint import quota
 from meshard.plan.figures.schedule import batches
-from meshard.plan.figures.window import quota
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.plan import Plan

@@ -22,10 +22,10 @@ import numpy as np
 
 from meshard.interop.tensors.bits import as_tensor
 from meshard.interop.tensors.carrying import Boxed, LostError, length, parts, portions
-from meshard.interop.tensors.loading import torch
+from meshard.interop.tensors.specs import torch
 from meshard.mpi.mailbox import ROOM
 from meshard.mpi.neighbours import Handle, Neighbours, Waiting, own_memory
-from meshard.mpi.patience import Patience
+from meshard.mpi.waiting import Patience
 from meshard.runtime.lines.letters import decode, encode, sent
 from meshard.runtime.memory.pages import Pages
 from meshard.runtime.processes.agreement import Stamp

@@ -20,11 +20,10 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
 from meshard.algebra.layout import Layout, layout_of_boxes
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.lines.letters import sent
 

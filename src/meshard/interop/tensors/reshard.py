@@ -17,27 +17,29 @@ from meshard.interop.tensors.agreeing import (
     note_of,
     same,
 )
+from meshard.interop.tensors.carrying import Donated, memory_of
 from meshard.interop.tensors.convert import dtensor, local_tensor, mapped, reduced
-from meshard.interop.tensors.loading import DTensor, distributed, torch
-from meshard.interop.tensors.memory import Donated, memory_of
 from meshard.interop.tensors.moving import Mover, Passage, Travel
 from meshard.interop.tensors.near import Near
 from meshard.interop.tensors.placed import Placed
-from meshard.interop.tensors.planning import Options, Planned, kept_plan, planned
-from meshard.interop.tensors.specs import mesh_of
+from meshard.interop.tensors.specs import DTensor, distributed, mesh_of, torch
 from meshard.interop.tensors.wanted import (
     Entry,
     Everywhere,
     Goal,
     Listing,
+    Options,
+    Planned,
     dtype_of,
     goals,
     group_ranks,
+    kept_plan,
     lines,
+    planned,
 )
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.figures.topology import Topology
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.plan import Plan
 from meshard.plan.show.progress import Progress, telling
 

@@ -24,12 +24,16 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, MeshardError, ShapeError
 from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_arrays, broadcast_to, expand_dims
-from meshard.ops.checked import AnyDtypeLike, DtypeLike, checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float
-from meshard.ops.dtypes.promotion import common_dtype
-from meshard.ops.engine.concrete import concrete, has_devices, is_array, is_traced
-from meshard.ops.engine.later import make_later, when_laid_out
+from meshard.ops.checked import AnyDtypeLike, DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, as_dtype, common_dtype, default_float, is_float
+from meshard.ops.engine.later import (
+    concrete,
+    has_devices,
+    is_array,
+    is_traced,
+    make_later,
+    when_laid_out,
+)
 from meshard.ops.row import Dtype
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array

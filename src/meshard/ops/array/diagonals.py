@@ -11,7 +11,7 @@ from meshard.errors import ShapeError
 from meshard.ops.array.create import tri
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.later import concrete, is_traced
 from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -17,11 +17,9 @@ from meshard.algebra.arguments import items_of, shown
 from meshard.errors import DtypeError, IndexingError, ShapeError
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import expand_dims, moveaxis, reshape
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import checked, normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import Advised, when_laid_out
+from meshard.ops.engine.later import Advised, is_array, is_traced, when_laid_out
 from meshard.ops.row import Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -9,15 +9,12 @@ from typing import Any, Protocol, TypeVar, cast, overload
 import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError
-from meshard.ops.array.formulas import FORMULAS, computed, logistic_formula
+from meshard.ops.array.formulas import FORMULAS, computed, in_pieces, logistic_formula
 from meshard.ops.array.nonzero import nonzero
-from meshard.ops.checked import AnyDtypeLike, checked
-from meshard.ops.dims import Axis
-from meshard.ops.dtypes.laws import as_dtype, same_dtype
-from meshard.ops.dtypes.promotion import EXTENDED, SMALL_FLOATS, kind_of, limits_of
-from meshard.ops.dtypes.promotion import cast as converted
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.pieces import in_pieces
+from meshard.ops.checked import AnyDtypeLike, Axis, checked
+from meshard.ops.dtypes.laws import EXTENDED, SMALL_FLOATS, as_dtype, kind_of, limits_of, same_dtype
+from meshard.ops.dtypes.laws import cast as converted
+from meshard.ops.engine.later import is_traced
 from meshard.ops.row import Dtype, Op, Operand, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

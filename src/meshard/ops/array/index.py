@@ -18,9 +18,8 @@ from meshard.errors import IndexingError
 from meshard.ops.array.dynamic import window
 from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.shape import broadcast_to, reshape
-from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.dtypes.promotion import promoted
-from meshard.ops.engine.concrete import concrete, eagerly, is_array, is_traced
+from meshard.ops.dtypes.laws import promoted, same_dtype
+from meshard.ops.engine.later import concrete, eagerly, is_array, is_traced
 from meshard.ops.row import (
     Bounds,
     MoveOp,

@@ -13,8 +13,14 @@ from meshard.algebra.arguments import choice_of, described
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, DtypeError, MeshardError, did_you_mean
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dtypes.laws import as_dtype, default_complex, default_float
-from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, common_dtype
+from meshard.ops.dtypes.laws import (
+    BYTES,
+    SMALL_FLOATS,
+    as_dtype,
+    common_dtype,
+    default_complex,
+    default_float,
+)
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.moving.place import home

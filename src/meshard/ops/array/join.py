@@ -26,12 +26,9 @@ from meshard.ops.array.shape import (
     ravel,
     reshape,
 )
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import as_dtype
-from meshard.ops.dtypes.promotion import EXTENDED, common_dtype, weak_kind
-from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.checked import DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import EXTENDED, as_dtype, common_dtype, weak_kind
+from meshard.ops.engine.later import Advised, is_array, is_traced, relaid, when_laid_out
 from meshard.ops.row import Dtype, MoveOp, Params, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -11,7 +11,7 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.samplesort import compress, regular
 from meshard.ops.array.shape import ravel, reshape
 from meshard.ops.checked import checked
-from meshard.ops.engine.concrete import concrete, eagerly, is_traced
+from meshard.ops.engine.later import concrete, eagerly, is_traced
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -23,10 +23,9 @@ from meshard.ops.array.shape import (
     reshape,
     transpose,
 )
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis, normalised_axes
+from meshard.ops.checked import Axis, DtypeLike, checked, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float
-from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.engine.later import concrete, is_array, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
-from meshard.algebra.sharding import NamedSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import at_run_time, relaid
+from meshard.ops.engine.later import at_run_time, is_traced, relaid
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.ordering import argsort_block, pack, packable, sort_block, sort_keys, unpack
 from meshard.ops.row import Bounds, Op, Operand, Params, Partial, RuleText, register

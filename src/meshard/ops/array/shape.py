@@ -21,18 +21,16 @@ from meshard.algebra.layout import Cuts, balanced_cuts
 from meshard.algebra.propagate import Placement, propagate
 from meshard.algebra.rule import OpRule
 from meshard.errors import ArgumentError, DimError, ShapeError
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.array.formulas import repeated_copy
+from meshard.ops.checked import checked, normalised_axes
 from meshard.ops.dtypes.laws import same_dtype
 from meshard.ops.engine.operand_mesh import OperandMesh
-from meshard.ops.pieces import repeated_copy
 from meshard.ops.row import Bounds, MoveOp, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
-from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.types import ArrayLike, ArrayType, Block, ShapeLike
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import RuntimeWorld, here, memoized
 from meshard.tuning import LARGE
 
 

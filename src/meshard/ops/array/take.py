@@ -12,11 +12,9 @@ from meshard.algebra.arguments import choice_of
 from meshard.errors import IndexingError, ShapeError
 from meshard.ops.array.index import positions, whole_numbers
 from meshard.ops.array.shape import reshape
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import is_whole, same_dtype
-from meshard.ops.dtypes.promotion import kind_of, limits_of
-from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.checked import checked, normalised_axes
+from meshard.ops.dtypes.laws import is_whole, kind_of, limits_of, same_dtype
+from meshard.ops.engine.later import concrete, is_traced
 from meshard.ops.row import Bounds, Op, Operand, Params, Positions, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

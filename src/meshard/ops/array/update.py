@@ -26,7 +26,7 @@ from meshard.ops.array.index import IndexParts, getitem, sizes_of, taken_apart
 from meshard.ops.array.shape import broadcast_to, reshape, transpose
 from meshard.ops.array.take import gap
 from meshard.ops.dtypes.laws import is_whole, same_dtype
-from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.later import concrete, is_traced
 from meshard.ops.row import (
     Bounds,
     Dtype,

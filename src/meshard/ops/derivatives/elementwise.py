@@ -17,8 +17,8 @@ from meshard.ops.derivatives.kinds import (
     Site,
     Tangents,
     Values,
+    dtype_of,
 )
-from meshard.ops.derivatives.shapes import dtype_of
 from meshard.runtime.doors import bind
 
 

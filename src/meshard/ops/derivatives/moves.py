@@ -13,8 +13,7 @@ from meshard.errors import DerivativeError
 from meshard.ops.array.create import zeros, zeros_like
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape, transpose
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values
-from meshard.ops.derivatives.shapes import dtype_of, in_body
+from meshard.ops.derivatives.kinds import Derivative, Linear, Pulls, Site, Values, dtype_of, in_body
 from meshard.ops.engine.later import Advised, when_laid_out
 from meshard.ops.engine.operand_mesh import named_sharding
 

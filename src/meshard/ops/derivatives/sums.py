@@ -1,4 +1,7 @@
-"""Derivatives of products, sums, extremes and transforms."""
+"""Derivatives of products, sums, extremes and transforms.
+
+Derivatives of products of sparse matrices: each is linear in the values, and in the vector.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from meshard.ops.derivatives.kinds import (
     Site,
     Tangents,
     Values,
+    dtype_of,
     times,
     total,
 )
-from meshard.ops.derivatives.shapes import dtype_of
 from meshard.ops.reductions.scan import cummax, cumsum
 from meshard.ops.reductions.select import behind
 from meshard.ops.reductions.sort import argsort
@@ -274,3 +277,32 @@ LATE_SUMS: dict[str, Derivative] = {
     "full_like": FLAT,
 }
 """The derivatives of sums, sorts and the like that are put off until layouts are known."""
+
+
+def _times(site: Site, number: int, g: Values) -> Any:
+    *where, values, x = site.operands
+    if number == len(where):
+        return o.sparse_sampled(*where, g[0], x, **site.params)
+    return o.sparse_times_transposed(*where, values, g[0], **site.params)
+
+
+def _transposed(site: Site, number: int, g: Values) -> Any:
+    *where, values, y = site.operands
+    if number == len(where):
+        return o.sparse_sampled(*where, y, g[0], **site.params)
+    return o.sparse_times(*where, values, g[0], **site.params)
+
+
+def _sampled(site: Site, number: int, g: Values) -> Any:
+    *where, y, x = site.operands
+    if number == len(where):
+        return o.sparse_times(*where, g[0], x, **site.params)
+    return o.sparse_times_transposed(*where, g[0], y, **site.params)
+
+
+SPARSE: dict[str, Derivative] = {
+    "sparse_times": Linear(_times, of=(4, 5), together=False),
+    "sparse_times_transposed": Linear(_transposed, of=(4, 5), together=False),
+    "sparse_sampled": Linear(_sampled, of=(4, 5), together=False),
+}
+"""The derivative of each row."""

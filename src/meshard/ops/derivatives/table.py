@@ -10,15 +10,14 @@ import meshard.ops.fft
 import meshard.ops.lax.elementwise
 import meshard.ops.lax.ragged
 import meshard.ops.lax.special
-import meshard.ops.sparse.rows
-import meshard.ops.windows.rows  # noqa: F401
+import meshard.ops.sparse.products
+import meshard.ops.windows.kernels  # noqa: F401
 from meshard.ops.derivatives.elementwise import ELEMENTWISE
 from meshard.ops.derivatives.kinds import FLAT, Derivative, Refused
 from meshard.ops.derivatives.linalg import LATE_LINALG, LINALG
 from meshard.ops.derivatives.moves import MOVES
 from meshard.ops.derivatives.random import RANDOM
-from meshard.ops.derivatives.sparse import SPARSE
-from meshard.ops.derivatives.sums import LATE_SUMS, SUMS
+from meshard.ops.derivatives.sums import LATE_SUMS, SPARSE, SUMS
 from meshard.ops.derivatives.windows import WINDOWS, WINDOWS_LATE
 
 _FLAT = """

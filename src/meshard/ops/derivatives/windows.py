@@ -8,11 +8,10 @@ from typing import Any
 from meshard.ops.array.create import ones
 from meshard.ops.array.shape import matrix_transpose
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values
-from meshard.ops.derivatives.shapes import dtype_of
-from meshard.ops.windows.convolve import to_first, to_second
+from meshard.ops.derivatives.kinds import Derivative, Linear, Site, Tangents, Values, dtype_of
 from meshard.ops.windows.kernels import lettered
 from meshard.ops.windows.tiles import runs_back
+from meshard.ops.windows.windows import to_first, to_second
 
 
 def _sizes(shape: Any, term: str, letter: str) -> tuple[int, ...]:

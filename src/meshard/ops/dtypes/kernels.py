@@ -15,8 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from meshard.ops.dtypes.laws import accumulator, operand_dtype
-from meshard.ops.dtypes.promotion import BYTES, EXTENDED, SMALL_FLOATS, cast, promoted
+from meshard.ops.dtypes.laws import (
+    BYTES,
+    EXTENDED,
+    SMALL_FLOATS,
+    accumulator,
+    cast,
+    operand_dtype,
+    promoted,
+)
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial
 from meshard.runtime.types import Block
 

@@ -23,8 +23,7 @@ from meshard.ops.engine.decision import ExchangeDecision
 from meshard.ops.engine.operand_mesh import OperandMesh, way_to
 from meshard.ops.exchange.deliver import Deliver
 from meshard.ops.exchange.fetch import Fetch
-from meshard.ops.exchange.lookups import Lookups, Searched
-from meshard.ops.exchange.parties import Parties, Setting
+from meshard.ops.exchange.lookups import Lookups, Parties, Searched, Setting
 from meshard.ops.row import Op, Params, Positions
 from meshard.runtime.moving.place import home
 from meshard.runtime.types import ArrayType

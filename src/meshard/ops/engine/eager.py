@@ -1,36 +1,92 @@
 """The base interpreter: runs each operation at once, on blocks.
 
 The second time that an operation meets operands of the same types, what to do is looked up.
+
+What operands are accepted: arrays, values inside transformations, and Python's numbers.
+
+In: whatever a caller handed to an operation. Out: numbers unchanged, and everything else as arrays
+or as values of the current interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, final
 
+import numpy as np
+
 from meshard.algebra.abstract import Sharding
-from meshard.errors import ArgumentError, ConcretizationError
-from meshard.ops.engine.accept import WEAK, accept
-from meshard.ops.engine.cheapest import cheapest
+from meshard.algebra.arguments import described
+from meshard.errors import ArgumentError, ConcretizationError, DtypeError
 from meshard.ops.engine.decide import decide, row_of
-from meshard.ops.engine.decision import Decision, ExchangeDecision, KernelDecision, MoveDecision
+from meshard.ops.engine.decision import (
+    Decision,
+    ExchangeDecision,
+    KernelDecision,
+    MoveDecision,
+    cheapest,
+)
 from meshard.ops.engine.run import Runner, fast_path, run_kernel, run_sum
 from meshard.ops.row import MoveOp
 from meshard.runtime import doors as primitive
 from meshard.runtime.agree import token_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.execute import run_part
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.processes.agreement import Agreement, Token
 from meshard.runtime.types import ArrayType, Block
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import Memo, RuntimeWorld, here, memoized
 from meshard.settings import config
+
+WEAK = (bool, int, float, complex)
+"""Python's numbers, which take the dtype of what they meet."""
+
+
+def _converts(x: Any) -> bool:
+    """Return whether an object says how it becomes an array, to NumPy or to JAX."""
+    return hasattr(x, "__array__") or hasattr(x, "__jax_array__")
+
+
+def accept(name: str, operands: Sequence[Any], lift: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return operands in the form that an interpreter takes: numbers, and its own values.
+
+    At least one of them is a value: where all are numbers the first becomes one.
+
+    Args:
+        name: the operation, for messages.
+        operands: the operands.
+        lift: makes an Array, or a value of some transformation, a value of the interpreter's own.
+
+    Raises:
+        DtypeError: if an operand is neither a number nor like an array.
+    """
+    values: list[Any] = []
+    some = False
+    for i, x in enumerate(operands):
+        if type(x) in WEAK:
+            values.append(x)
+            continue
+        if type(x) is not Array and not isinstance(x, Traced):
+            if isinstance(x, int):  # a Python number of a kind of its own
+                values.append(int(x))
+                continue
+            if not isinstance(x, (np.ndarray, np.generic)) and not _converts(x):
+                raise DtypeError(
+                    f"{name}: operand {i} must be an array or a number, got {described(x)}. Make "
+                    "an array with meshard.numpy.asarray(...)."
+                )
+            x = as_array(x)
+        some = True
+        values.append(lift(x))
+    if values and not some:
+        values[0] = lift(as_array(values[0]))
+    return tuple(values)
+
 
 _RUNNERS: Memo[tuple[Any, ...], Runner] = Memo("runners", 1 << 15)
 _NUMBER = _RUNNERS.number

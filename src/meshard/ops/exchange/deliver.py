@@ -16,8 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.ops.exchange.lookups import Ints, Named
-from meshard.ops.exchange.parties import Setting, pass_boxes, tell
+from meshard.ops.exchange.lookups import Ints, Named, Setting, pass_boxes, tell
 from meshard.ops.row import Op, Params
 from meshard.plan.move.wires import Wire
 from meshard.runtime.types import Block, Blocks

@@ -14,8 +14,7 @@ from typing import final
 
 import numpy as np
 
-from meshard.ops.exchange.lookups import Lookups, Named, Searched
-from meshard.ops.exchange.parties import Setting, pass_boxes, tell
+from meshard.ops.exchange.lookups import Lookups, Named, Searched, Setting, pass_boxes, tell
 from meshard.ops.row import Op, Params
 from meshard.plan.move.wires import Wire
 from meshard.runtime.types import Block, Blocks

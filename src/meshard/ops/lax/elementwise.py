@@ -14,13 +14,22 @@ import numpy as np
 from meshard.algebra.arguments import shown
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.elementwise import bounded_flat
+from meshard.ops.array.formulas import in_pieces
 from meshard.ops.array.shape import reshape
 from meshard.ops.checked import AnyDtypeLike
-from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype, same_dtype
-from meshard.ops.dtypes.promotion import BYTES, SMALL_FLOATS, limits_of, promoted
-from meshard.ops.engine.concrete import is_array
+from meshard.ops.dtypes.laws import (
+    BYTES,
+    SMALL_FLOATS,
+    as_dtype,
+    is_float,
+    is_whole,
+    limits_of,
+    operand_dtype,
+    promoted,
+    same_dtype,
+)
+from meshard.ops.engine.later import is_array
 from meshard.ops.lax.table import named
-from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

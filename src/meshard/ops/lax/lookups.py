@@ -20,7 +20,7 @@ from meshard.ops.array.create import full_like
 from meshard.ops.array.dynamic import dynamic_slice
 from meshard.ops.array.shape import broadcast_to, reshape, transpose
 from meshard.ops.array.take import gap
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import is_traced
 from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

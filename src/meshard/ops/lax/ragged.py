@@ -9,8 +9,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.checked import DtypeLike
-from meshard.ops.dtypes.laws import as_dtype, operand_dtype
-from meshard.ops.dtypes.promotion import cast, common_dtype, promoted
+from meshard.ops.dtypes.laws import as_dtype, cast, common_dtype, operand_dtype, promoted
 from meshard.ops.lax.table import named
 from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.runtime.array.array import Array

@@ -15,10 +15,9 @@ from meshard.ops.array.index import getitem
 from meshard.ops.array.join import concatenate, each_repeated, flip
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.checked import DtypeLike
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import DtypeLike, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, is_whole, same_dtype
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import is_traced
 from meshard.ops.lax import table
 from meshard.ops.lax.table import finished, named
 from meshard.ops.linalg.contract import contract, matmul

@@ -13,8 +13,7 @@ from meshard.ops.array import create
 from meshard.ops.array import join as move
 from meshard.ops.array import shape as shapes
 from meshard.ops.array.index import getitem
-from meshard.ops.checked import AnyDtypeLike, DtypeLike
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import AnyDtypeLike, DtypeLike, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.ops.lax.table import named
 from meshard.runtime.array.array import Array

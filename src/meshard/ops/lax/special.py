@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-import meshard.ops.random.gamma_slope  # noqa: F401  (its row is bound below)
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
+import meshard.ops.random.gamma  # noqa: F401  (its row is bound below)
+from meshard.ops.array.formulas import in_pieces
+from meshard.ops.dtypes.laws import SMALL_FLOATS
 from meshard.ops.lax.table import named
-from meshard.ops.pieces import in_pieces
 from meshard.ops.row import Op, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

@@ -18,10 +18,8 @@ from meshard.algebra.arguments import shown
 from meshard.algebra.rule import OpRule, Term
 from meshard.errors import ArgumentError, IncompatibleDevicesError, ShapeError
 from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis, order_of_dims
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import as_dtype, is_float, operand_dtype
-from meshard.ops.dtypes.promotion import cast, common_dtype, promoted
+from meshard.ops.checked import DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, cast, common_dtype, is_float, operand_dtype, promoted
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

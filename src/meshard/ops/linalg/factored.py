@@ -13,8 +13,7 @@ from meshard.ops.array.create import eye
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import expand_dims
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.laws import default_float, is_whole
-from meshard.ops.dtypes.promotion import common_dtype
+from meshard.ops.dtypes.laws import common_dtype, default_float, is_whole
 from meshard.ops.linalg.decompose import cholesky as cholesky_
 from meshard.ops.linalg.decompose import matrices
 from meshard.ops.linalg.tall import turned

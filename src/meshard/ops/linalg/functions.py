@@ -18,9 +18,8 @@ from meshard.errors import ArgumentError, LinAlgError, ShapeError
 from meshard.ops.array.create import eye, zeros, zeros_like
 from meshard.ops.array.shape import expand_dims, matrix_transpose
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dtypes.laws import accumulator, default_float, is_whole, same_dtype
-from meshard.ops.dtypes.promotion import common_dtype
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.dtypes.laws import accumulator, common_dtype, default_float, is_whole, same_dtype
+from meshard.ops.engine.later import is_traced
 from meshard.ops.linalg import contract
 from meshard.ops.linalg import norms as matrix
 from meshard.ops.linalg.contract import matmul
@@ -31,8 +30,8 @@ from meshard.ops.linalg.decompose import (
     svd,
     svdvals,
 )
-from meshard.ops.linalg.einsum import einsum
 from meshard.ops.linalg.norms import matrix_norm
+from meshard.ops.linalg.products import einsum
 from meshard.ops.linalg.tall import turned
 from meshard.ops.reductions.reduce import any as any_
 from meshard.ops.reductions.reduce import max as max_

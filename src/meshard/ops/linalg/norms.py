@@ -10,10 +10,8 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError, did_you_mean
 from meshard.ops.array.diagonals import diagonal_of
 from meshard.ops.array.shape import expand_dims, moveaxis
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import accumulator, default_float, is_float, operand_dtype
-from meshard.ops.dtypes.promotion import promoted
+from meshard.ops.checked import Axis, DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, default_float, is_float, operand_dtype, promoted
 from meshard.ops.linalg.decompose import svdvals
 from meshard.ops.reductions.reduce import max as max_
 from meshard.ops.reductions.reduce import min as min_

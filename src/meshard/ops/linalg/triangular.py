@@ -18,8 +18,7 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.engine.later import relaid, when_laid_out
 from meshard.ops.engine.operand_mesh import named_sharding
-from meshard.ops.linalg.tall import accumulated, taken_whole
-from meshard.ops.linalg.whole import gathers
+from meshard.ops.linalg.tall import accumulated, gathers, taken_whole
 from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, register
 from meshard.runtime.doors import bind
 from meshard.runtime.types import Block

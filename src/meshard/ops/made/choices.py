@@ -10,15 +10,13 @@ import numpy as np
 from meshard.algebra.arguments import choice_of, items_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.shape import broadcast_to, expand_dims, ravel, reshape
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import checked, normalised_axes
 from meshard.ops.dtypes.laws import default_float, is_float, is_whole
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.scan import cumsum
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.at import At
-from meshard.runtime.array.in_place import may_write
+from meshard.runtime.array.at import At, may_write
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.types import ArrayLike

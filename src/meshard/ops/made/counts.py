@@ -14,12 +14,9 @@ from meshard.ops.array.create import linspace
 from meshard.ops.array.samplesort import sort_split
 from meshard.ops.array.shape import ravel, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import default_float, is_whole
-from meshard.ops.dtypes.promotion import common_dtype
-from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import when_laid_out
+from meshard.ops.checked import checked, normalised_axes
+from meshard.ops.dtypes.laws import common_dtype, default_float, is_whole
+from meshard.ops.engine.later import is_array, is_traced, when_laid_out
 from meshard.ops.engine.operand_mesh import replicated_beside
 from meshard.ops.reductions.histogram import histogram_bin_edges
 from meshard.ops.reductions.reduce import sum as sum_

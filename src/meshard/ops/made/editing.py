@@ -14,9 +14,8 @@ from meshard.ops.array.dynamic import dynamic_update_slice
 from meshard.ops.array.join import concatenate, tile
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import broadcast_to, moveaxis, ravel, reshape
-from meshard.ops.checked import checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.checked import Axis, checked, normalised_axes
+from meshard.ops.engine.later import concrete, is_array, is_traced
 from meshard.ops.reductions.reduce import any as any_
 from meshard.ops.reductions.reduce import argmax
 from meshard.ops.reductions.sets import compress

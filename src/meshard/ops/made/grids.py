@@ -15,8 +15,8 @@ from meshard.ops.array.nonzero import nonzero
 from meshard.ops.array.patterns import diag_indices, tril_indices, triu_indices
 from meshard.ops.array.shape import broadcast_arrays, moveaxis, reshape
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.promotion import common_dtype, weak_kind
-from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.dtypes.laws import common_dtype, weak_kind
+from meshard.ops.engine.later import is_array, is_traced
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind
 from meshard.runtime.moving.place import as_array, filling

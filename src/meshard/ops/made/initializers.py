@@ -17,8 +17,7 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array import create
 from meshard.ops.array.elementwise import exp, log, sqrt
 from meshard.ops.array.shape import moveaxis, reshape
-from meshard.ops.checked import DtypeLike
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import DtypeLike, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float
 from meshard.ops.random import choice, distributions, keys
 from meshard.ops.random import uniform as drawn

@@ -15,10 +15,9 @@ from meshard.errors import ArgumentError
 from meshard.ops.array.create import linspace
 from meshard.ops.array.join import concatenate, flip
 from meshard.ops.array.shape import broadcast_to, squeeze
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import checked, normalised_axes
 from meshard.ops.dtypes.laws import is_whole
-from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.later import concrete, is_traced
 from meshard.ops.reductions.moments import mean
 from meshard.ops.reductions.quantiles import median
 from meshard.ops.reductions.reduce import max as max_

@@ -12,10 +12,8 @@ from meshard.ops.array.join import concatenate
 from meshard.ops.array.patterns import vander
 from meshard.ops.array.shape import atleast_1d, matrix_transpose, reshape
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.laws import default_float, is_whole
-from meshard.ops.dtypes.promotion import common_dtype
-from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.later import when_laid_out
+from meshard.ops.dtypes.laws import common_dtype, default_float, is_whole
+from meshard.ops.engine.later import concrete, is_traced, when_laid_out
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.linalg.decompose import eigvals, inv
 from meshard.ops.linalg.functions import lstsq

@@ -21,10 +21,8 @@ from meshard.errors import ArgumentError
 from meshard.ops.array.join import concatenate, each_repeated
 from meshard.ops.array.samplesort import known, regular, told
 from meshard.ops.array.shape import broadcast_to, ravel
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.engine.concrete import concrete, is_array, is_traced
-from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.checked import checked, normalised_axes
+from meshard.ops.engine.later import Advised, concrete, is_array, is_traced, relaid, when_laid_out
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.reductions.scan import cumsum
 from meshard.ops.reductions.sort import searchsorted

@@ -15,10 +15,15 @@ from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import asarray
 from meshard.ops.array.join import concatenate, flip
 from meshard.ops.array.shape import expand_dims, reshape
-from meshard.ops.checked import checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import accumulator, default_float, is_float, is_whole
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
+from meshard.ops.checked import Axis, checked, normalised_axes
+from meshard.ops.dtypes.laws import (
+    SMALL_FLOATS,
+    accumulator,
+    common_dtype,
+    default_float,
+    is_float,
+    is_whole,
+)
 from meshard.ops.engine.later import when_laid_out
 from meshard.ops.lax.special import bessel_i0e
 from meshard.ops.reductions.scan import cumsum, diff

@@ -21,11 +21,9 @@ from meshard.ops.array.elementwise import Binary
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.samplesort import known
 from meshard.ops.array.shape import broadcast_to, reshape
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import as_dtype
-from meshard.ops.dtypes.promotion import common_dtype, weak_kind
-from meshard.ops.engine.concrete import concrete, is_array, is_traced
+from meshard.ops.checked import Axis, DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import as_dtype, common_dtype, weak_kind
+from meshard.ops.engine.later import concrete, is_array, is_traced
 from meshard.ops.lax import reduce as _rows  # noqa: F401  (which registers those of bits)
 from meshard.ops.reductions import reduce as reductions
 from meshard.ops.reductions import scan

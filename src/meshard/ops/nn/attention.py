@@ -11,7 +11,7 @@ from meshard.ops.array.create import arange
 from meshard.ops.array.shape import expand_dims, reshape, transpose
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import accumulator
-from meshard.ops.linalg.einsum import einsum
+from meshard.ops.linalg.products import einsum
 from meshard.ops.nn.functions import logsumexp, softmax
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import bind

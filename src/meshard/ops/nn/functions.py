@@ -12,10 +12,9 @@ from meshard.ops.array.create import arange
 from meshard.ops.array.elementwise import bounded_flat, clip
 from meshard.ops.array.join import split
 from meshard.ops.array.shape import broadcast_to, expand_dims, squeeze
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
+from meshard.ops.checked import DtypeLike, checked, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype, default_float, is_whole
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import is_traced
 from meshard.ops.reductions.moments import mean as mean_
 from meshard.ops.reductions.moments import var
 from meshard.ops.reductions.reduce import max as max_

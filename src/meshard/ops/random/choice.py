@@ -20,7 +20,7 @@ from meshard.ops.array.shape import broadcast_to, matrix_transpose, moveaxis
 from meshard.ops.array.take import take, take_along_axis
 from meshard.ops.checked import DtypeLike, checked
 from meshard.ops.dtypes.laws import is_float
-from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.engine.later import is_array, is_traced
 from meshard.ops.linalg.contract import matmul
 from meshard.ops.linalg.decompose import cholesky, eigh, qr, svd
 from meshard.ops.linalg.norms import diagonal

@@ -27,7 +27,7 @@ import numpy as np
 
 from meshard.algebra.arguments import described, shape_of, shown
 from meshard.errors import ArgumentError, DtypeError, NotAddressableError, ShapeError
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import is_traced
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.fetch import gathered

@@ -26,8 +26,7 @@ from meshard.algebra.arguments import shape_of
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.checked import checked
 from meshard.ops.dtypes.laws import as_dtype, is_float
-from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import Advised, when_laid_out
+from meshard.ops.engine.later import Advised, is_array, is_traced, when_laid_out
 from meshard.ops.random.keys import DOMAINS
 from meshard.ops.random.tiles import (
     Draw,

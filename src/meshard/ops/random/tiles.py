@@ -30,18 +30,23 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ShardingError
-from meshard.ops.engine.concrete import is_array, is_traced
-from meshard.ops.engine.later import OfRow, in_program, layouts_known, make_later
+from meshard.ops.engine.later import (
+    OfRow,
+    in_program,
+    is_array,
+    is_traced,
+    layouts_known,
+    make_later,
+)
 from meshard.ops.engine.operand_mesh import OperandMesh
 from meshard.ops.random.keys import DOMAINS, Stream, key_term, key_value, key_words, single_key
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind
-from meshard.runtime.memo import memoized
 from meshard.runtime.moving.place import as_sharding, check_devices_exist
 from meshard.runtime.types import ArrayType, Block
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import RuntimeWorld, here, memoized
 from meshard.tuning import LARGE
 
 TILE = 1 << 16

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshard.errors import DtypeError
 from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.engine.concrete import is_traced
+from meshard.ops.engine.later import is_traced
 from meshard.ops.random.table import (
     FLOAT_OR_COMPLEX,
     INTEGER,

@@ -12,22 +12,24 @@ from meshard.algebra.arguments import choice_of, refusal
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.create import full, full_like
 from meshard.ops.array.elementwise import clip
+from meshard.ops.array.formulas import in_pieces
 from meshard.ops.array.info import finfo
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_arrays, broadcast_shapes, broadcast_to, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked, number
 from meshard.ops.dtypes.laws import (
+    SMALL_FLOATS,
+    common_dtype,
     default_complex,
     default_float,
     is_whole,
     operand_dtype,
     same_dtype,
+    weak_kind,
 )
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, weak_kind
-from meshard.ops.engine.concrete import concrete, is_traced
+from meshard.ops.engine.later import concrete, is_traced
 from meshard.ops.engine.operand_mesh import replicated_beside
-from meshard.ops.pieces import in_pieces
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.reductions.sort import argsort
 from meshard.ops.row import Dtype, Op, Operand, Params, register

@@ -26,7 +26,7 @@ from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.array.samplesort import known, told
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, kind_of
+from meshard.ops.dtypes.laws import SMALL_FLOATS, kind_of
 from meshard.ops.engine.operand_mesh import named_sharding
 from meshard.ops.ordering import sort_keys
 from meshard.plan.move.assemble import Source, assemble

@@ -11,10 +11,15 @@ import numpy as np
 from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.create import full_like
 from meshard.ops.array.shape import broadcast_to
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_float, is_whole
-from meshard.ops.dtypes.promotion import common_dtype
+from meshard.ops.checked import Axis, DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import (
+    accumulator,
+    as_dtype,
+    common_dtype,
+    default_float,
+    is_float,
+    is_whole,
+)
 from meshard.ops.reductions.reduce import sum, where_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import frames_below_user

@@ -23,10 +23,8 @@ from meshard.ops.array.samplesort import on_pieces, regular
 from meshard.ops.array.shape import moveaxis, reshape
 from meshard.ops.array.take import take
 from meshard.ops.checked import checked
-from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import ByValues, at_run_time, when_laid_out
+from meshard.ops.dtypes.laws import SMALL_FLOATS, same_dtype
+from meshard.ops.engine.later import ByValues, at_run_time, is_traced, when_laid_out
 from meshard.ops.ordering import (
     argpartition_block,
     argsort_block,

@@ -19,12 +19,17 @@ from meshard.ops.array.join import concatenate
 from meshard.ops.array.samplesort import known, sort_split
 from meshard.ops.array.shape import broadcast_to, expand_dims, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.checked import checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import accumulator, default_float, is_float, same_dtype
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype, kind_of
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.infer import weak_of
+from meshard.ops.checked import Axis, checked, normalised_axes
+from meshard.ops.dtypes.laws import (
+    SMALL_FLOATS,
+    accumulator,
+    common_dtype,
+    default_float,
+    is_float,
+    kind_of,
+    same_dtype,
+)
+from meshard.ops.engine.later import is_traced, weak_of
 from meshard.ops.reductions.moments import mean, warn_of_few, warn_where
 from meshard.ops.reductions.reduce import all as all_
 from meshard.ops.reductions.reduce import any as any_

@@ -13,10 +13,16 @@ import numpy as np
 
 from meshard.algebra.arguments import described
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis, normalised_axes
-from meshard.ops.dtypes.laws import as_dtype, is_float, is_whole, operand_dtype
-from meshard.ops.dtypes.promotion import BYTES, kind_of, weak_kind
+from meshard.ops.checked import Axis, DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import (
+    BYTES,
+    as_dtype,
+    is_float,
+    is_whole,
+    kind_of,
+    operand_dtype,
+    weak_kind,
+)
 from meshard.ops.reductions import short_argmax as narrow
 from meshard.ops.row import Bounds, Dtype, Op, Operand, Params, Partial, register
 from meshard.runtime.array.array import Array

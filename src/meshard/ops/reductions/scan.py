@@ -18,10 +18,8 @@ import numpy as np
 from meshard.errors import ArgumentError, DtypeError, ShapeError
 from meshard.ops.array.join import concatenate
 from meshard.ops.array.shape import broadcast_to, ravel, reshape
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_whole
-from meshard.ops.dtypes.promotion import same_kind
+from meshard.ops.checked import DtypeLike, checked, normalised_axes
+from meshard.ops.dtypes.laws import accumulator, as_dtype, default_float, is_whole, same_kind
 from meshard.ops.engine.later import relaid, when_laid_out
 from meshard.ops.reductions.reduce import sum as sum_
 from meshard.ops.reductions.reduce import sum_dtype

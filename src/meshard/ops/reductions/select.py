@@ -27,10 +27,8 @@ from meshard.ops.array.join import stack
 from meshard.ops.array.samplesort import everywhere, known, on_pieces, regular
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
-from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.dtypes.promotion import SMALL_FLOATS
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import ByValues, at_run_time, when_laid_out
+from meshard.ops.dtypes.laws import SMALL_FLOATS, same_dtype
+from meshard.ops.engine.later import ByValues, at_run_time, is_traced, when_laid_out
 from meshard.ops.ordering import select_at_block, select_block, sort_keys
 from meshard.ops.reductions.sort import Way, sort, way_to_sort
 from meshard.ops.row import Dtype, Op, Operand, Params, RuleText, register

@@ -24,12 +24,9 @@ from meshard.ops.array.samplesort import compress as kept
 from meshard.ops.array.samplesort import known, regular, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import is_whole
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, common_dtype
-from meshard.ops.engine.concrete import concrete, is_traced
-from meshard.ops.engine.later import at_run_time, relaid
+from meshard.ops.checked import checked, normalised_axes
+from meshard.ops.dtypes.laws import SMALL_FLOATS, common_dtype, is_whole
+from meshard.ops.engine.later import at_run_time, concrete, is_traced, relaid
 from meshard.ops.engine.operand_mesh import named_sharding, replicated_beside
 from meshard.ops.reductions.distinct import Wanted, distinct
 from meshard.ops.reductions.scan import cumsum

@@ -24,12 +24,9 @@ from meshard.ops.array.join import flip, stack
 from meshard.ops.array.samplesort import argsort_split, regular, sort_split
 from meshard.ops.array.shape import moveaxis, ravel, reshape
 from meshard.ops.array.take import take
-from meshard.ops.checked import checked
-from meshard.ops.dims import normalised_axes
-from meshard.ops.dtypes.laws import same_dtype
-from meshard.ops.dtypes.promotion import SMALL_FLOATS, promoted
-from meshard.ops.engine.concrete import is_traced
-from meshard.ops.engine.later import Advised, relaid, when_laid_out
+from meshard.ops.checked import checked, normalised_axes
+from meshard.ops.dtypes.laws import SMALL_FLOATS, promoted, same_dtype
+from meshard.ops.engine.later import Advised, is_traced, relaid, when_laid_out
 from meshard.ops.ordering import argsort_block, sort_block
 from meshard.ops.row import Dtype, Op, Operand, Params, Partial, Positions, RuleText, register
 from meshard.runtime.array.array import Array

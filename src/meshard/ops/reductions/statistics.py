@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from meshard.errors import DtypeError, ShapeError
-from meshard.ops.checked import DtypeLike, checked
-from meshard.ops.dims import Axis
+from meshard.ops.checked import Axis, DtypeLike, checked
 from meshard.ops.dtypes.laws import accumulator, as_dtype, is_float, is_whole
-from meshard.ops.engine.concrete import is_array, is_traced
+from meshard.ops.engine.later import is_array, is_traced
 from meshard.ops.reductions.moments import (
     corrected,
     fitting,

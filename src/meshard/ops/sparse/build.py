@@ -19,11 +19,8 @@ from meshard.algebra.propagate import Split
 from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, DtypeError, ShapeError, ShardingError
 from meshard.ops.engine.operand_mesh import named_sharding
-from meshard.ops.exchange.lookups import Ints, among, distinct
-from meshard.ops.exchange.parties import Parties, tell
-from meshard.ops.sparse.halo import Halo
-from meshard.ops.sparse.kernels import check_dtype
-from meshard.ops.sparse.passing import Passing
+from meshard.ops.exchange.lookups import Ints, Parties, among, distinct, tell
+from meshard.ops.sparse.halo import Halo, Passing, check_dtype
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.make import needed_sharding

@@ -3,22 +3,37 @@
 In: how rows and columns are split, and how many entries of each part of a vector each part of the
 rows needs. Out: the bytes that pass, known before anything moves. It is worked out once, when the
 matrix is made, and is the same value in all processes.
+
+Products of one block of rows, by SciPy.
+
+In: the values, the columns among those that the block needs, and where rows begin, as SciPy's CSR
+format has them; and dense blocks. Out: dense blocks. A row is added up from left to right whatever
+the devices, so that products have the bits of SciPy's on one array.
+
+Entries that pass between processes, along routes that all of them know.
+
+In: which pieces of a result need something from which pieces of an operand, and how much. Out: for
+each process what it sends, and what it receives, in an order that both ends share. No sizes and no
+positions pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
 from meshard.algebra.arguments import count_of
-from meshard.algebra.layout import Cuts
+from meshard.algebra.layout import Cuts, Layout
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.propagate import Split
-from meshard.runtime.types import any_dtype_of
+from meshard.errors import DtypeError
+from meshard.ops.exchange.lookups import Parties, pass_boxes
+from meshard.runtime.types import Block, any_dtype_of
+from meshard.runtime.world import RuntimeWorld
 
 
 @final
@@ -153,3 +168,121 @@ class Halo:
             f"Halo({self.shape[0]}x{self.shape[1]} over {', '.join(self.axes)}: {total} entries "
             f"pass, at most {most} to a device)"
         )
+
+
+def check_dtype(dtype: np.dtype[Any], what: str) -> None:
+    """Refuse dtypes that SciPy has no sparse products of.
+
+    Raises:
+        DtypeError: if it is none of bool, integers of NumPy, float32 and longer floats.
+    """
+    if dtype.kind in "biu" and dtype.char in "?bBhHiIlLqQ":
+        return
+    if dtype.char in "fdgFDG":
+        return
+    raise DtypeError(
+        f"{what}: SciPy has no sparse products of {dtype}; use float32 or float64, complex64 or "
+        "complex128, bool, or integers."
+    )
+
+
+def csr(values: Block, columns: Block, starts: Block, width: int) -> Any:
+    """Return a block of rows as SciPy's sparse array, without copying."""
+    from scipy.sparse import csr_array
+
+    shape = (len(starts) - 1, width)
+    return csr_array((values, columns, starts), shape=shape, copy=False)
+
+
+def times(values: Block, columns: Block, starts: Block, x: Block) -> Block:
+    """Return the product of a block of rows and the entries that it needs."""
+    found: Block = csr(values, columns, starts, len(x)) @ np.ascontiguousarray(x)
+    return found
+
+
+def transposed_times(values: Block, columns: Block, starts: Block, y: Block, width: int) -> Block:
+    """Return what a block of rows adds to each entry that it has a column for."""
+    found: Block = csr(values, columns, starts, width).T @ np.ascontiguousarray(y)
+    return found
+
+
+def sampled(columns: Block, starts: Block, y: Block, x: Block) -> Block:
+    """Return for each value that is stored the product of its row of y and its column of x.
+
+    Of matrices the products of all columns are added up.
+    """
+    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    if x.ndim == 1:
+        found: Block = y[rows] * x[columns]
+        return found
+    total: Block = np.zeros(len(columns), x.dtype)
+    for k in range(x.shape[1]):
+        total += y[rows, k] * x[columns, k]
+    return total
+
+
+Route = tuple[int, int]
+"""A piece of the result, and the piece of the operand from which something passes to it."""
+
+
+@final
+@dataclass(frozen=True)
+class Passing:
+    """What passes between processes for one operation.
+
+    Attributes:
+        parties: who takes part.
+        target: the layout of the result.
+        source: the layout of the operand.
+        needs: for each piece of the result the pieces of the operand that it needs, in order.
+    """
+
+    parties: Parties
+    target: Layout
+    source: Layout
+    needs: Sequence[Sequence[int]]
+
+    def _sender(self, receiver: int, source: int) -> int:
+        """Return the process that another gets a piece's entries from: itself if it can."""
+        owners = self.parties.owners(self.source)[source]
+        if receiver in owners:
+            return receiver
+        return sorted(owners)[(receiver + source) % len(owners)]
+
+    @cached_property
+    def _routes(self) -> dict[tuple[int, int], list[Route]]:
+        """What passes between each pair of processes, sender first, in order."""
+        found: dict[tuple[int, int], list[Route]] = {}
+        for receiver in self.parties.members:
+            for target in self.parties.held(self.target, receiver):
+                for source in self.needs[target]:
+                    sender = self._sender(receiver, source)
+                    if sender != receiver:
+                        found.setdefault((sender, receiver), []).append((target, source))
+        return found
+
+    def passed(
+        self,
+        world: RuntimeWorld,
+        message: Callable[[Route], Block],
+        room: Callable[[Route], Block],
+    ) -> Mapping[Route, Block]:
+        """Send what other processes need; return what has come.
+
+        Args:
+            world: this process's world.
+            message: makes what is sent.
+            room: makes a block for what comes.
+        """
+        me = world.process_index
+        if world.process_count == 1 or self.parties.alone:
+            return {}
+        sends, receives, came = {}, {}, {}
+        for (sender, receiver), routes in self._routes.items():
+            if sender == me:
+                sends[receiver] = [message(route) for route in routes]
+            elif receiver == me:
+                came.update({route: room(route) for route in routes})
+                receives[sender] = [came[route] for route in routes]
+        pass_boxes(world, sends, receives)
+        return came

@@ -19,10 +19,9 @@ from meshard.errors import ArgumentError, ShapeError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.info import result_type
 from meshard.ops.engine.operand_mesh import named_sharding
-from meshard.ops.sparse import rows as _rows  # noqa: F401  (products bind its rows)
+from meshard.ops.sparse import products as _rows  # noqa: F401  (products bind its rows)
 from meshard.ops.sparse.build import Builder, Structure, place_of, scipy_sparse
-from meshard.ops.sparse.halo import Halo
-from meshard.ops.sparse.kernels import check_dtype
+from meshard.ops.sparse.halo import Halo, check_dtype
 from meshard.runtime.array.array import to_numpy
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind

@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.ops.array.shape import reshape
-from meshard.ops.windows.rows import Pieces
+from meshard.ops.windows.kernels import Pieces
 from meshard.runtime.doors import bind
 
 

@@ -29,9 +29,8 @@ from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, ShapeError
 from meshard.plan.captions import count_text
 from meshard.plan.hops.cells import CellGrid, Units
-from meshard.plan.hops.exact import products, total
 from meshard.plan.hops.hop import Hop, unit_map
-from meshard.plan.hops.jobs import Tally
+from meshard.plan.hops.jobs import Tally, products, total
 from meshard.plan.hops.spread import HeldCells, shared
 from meshard.plan.show.summary import Fact, Summarized, Summary
 

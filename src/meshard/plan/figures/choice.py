@@ -11,8 +11,7 @@ from meshard.algebra.layout import Layout
 from meshard.errors import ShapeError
 from meshard.plan.captions import amount_text, bytes_text
 from meshard.plan.figures.footprint import added, messages_of, peak_elements
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Hop, Route
 from meshard.tuning import CHOICE_JOBS
 
 _LONGEST = (1 << 63) - 1

@@ -19,8 +19,8 @@ import numpy as np
 
 from meshard.plan.figures.topology import Topology
 from meshard.plan.hops.cells import distinct
-from meshard.plan.hops.exact import counter, product, sums_at, total
 from meshard.plan.hops.hop import Hop
+from meshard.plan.hops.jobs import counter, product, sums_at, total
 from meshard.plan.hops.spread import HeldCells, shared
 from meshard.tuning import ESTIMATED_JOBS, LISTED_JOBS
 

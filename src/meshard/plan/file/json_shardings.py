@@ -22,10 +22,9 @@ import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.box import Box
-from meshard.algebra.boxed import BoxSharding
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import AxisType, Mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding, Uneven
+from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding, Uneven
 from meshard.algebra.spec import PartitionSpec
 from meshard.plan.file.json_values import (
     MOST_DEVICES,

@@ -6,6 +6,13 @@ decomposes: the elements of one cell that remote units need form a stream (by de
 order, then by receiver), and its holders take equal consecutive shares of the stream. A box that a
 share's border falls into is cut there, so that the largest sender is as small as it can be. Both
 ends derive this from the layouts alone.
+
+Near before far: exchanges in which holders on the receiver's own host give before others.
+
+In: two layouts, and the host of each device. Out: one hop for the receivers of each host. A cell
+that a device of that host holds comes from there; only the others come from other hosts.
+
+Routes: the layouts that an array passes through on its way to another layout.
 """
 
 from __future__ import annotations
@@ -30,11 +37,19 @@ from meshard.plan.hops.cells import (
     loss_text,
     merged_cuts,
 )
-from meshard.plan.hops.exact import counter, product, total, volumes_of
-from meshard.plan.hops.jobs import Jobs, Tally, flat_boxes, tallied
+from meshard.plan.hops.jobs import (
+    Jobs,
+    Tally,
+    counter,
+    flat_boxes,
+    product,
+    tallied,
+    total,
+    volumes_of,
+)
 from meshard.plan.hops.shares import level_borders
 from meshard.plan.hops.spread import spans_of, spread
-from meshard.tuning import DEVICES_AT_ONCE
+from meshard.tuning import DEVICES_AT_ONCE, MOST_HOSTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -490,3 +505,106 @@ def _share(position: Ints, wanted: Ints, copies: Ints) -> Ints:
     """
     found = (product(position + 1, copies) - 1) // np.maximum(wanted, 1)
     return np.where(copies > 1, np.minimum(found, copies - 1), 0).astype(np.int64)
+
+
+def near_hops(
+    source: Layout,
+    destination: Layout,
+    units: Units = each_device,
+    *,
+    alive: frozenset[int],
+    hosts: Mapping[int, int] | None,
+    load: Mapping[int, int] | None = None,
+) -> tuple[Hop, ...]:
+    """Return the exchanges from what some devices hold to a layout, nearest holders first.
+
+    Args:
+        source: where the elements are, as a grid; -1 fills it up.
+        destination: where they are to be.
+        units: maps device ids to the units that send and receive.
+        alive: the devices that still hold their part of the source.
+        hosts: the host of each device; None if all are equally near.
+        load: the elements that units send besides; None for none.
+
+    >>> whole = Layout((8,), ((0, 8),), np.array([[0, 2]]))
+    >>> everywhere = Layout((8,), ((0, 8),), np.array([[0, 1, 2, 3]]))
+    >>> hops = near_hops(whole, everywhere, alive=frozenset([0, 2]), hosts={0: 0, 1: 0, 2: 1, 3: 1})
+    >>> [list(zip(*(x.tolist() for x in (h.jobs().sender, h.jobs().receiver)))) for h in hops]
+    [[(0, 1)], [(2, 3)]]
+    """
+    some = sorted({hosts[d] for d in destination.device_ids}) if hosts is not None else []
+    if hosts is None or len({*some, *(hosts[d] for d in alive)}) < 2 or len(some) > MOST_HOSTS:
+        return (Hop(source, destination, units, alive=alive, load=load),)
+    ids = np.array(sorted(hosts), np.int64)
+    numbers = np.array([hosts[int(i)] for i in ids], np.int64)
+    place = np.minimum(np.searchsorted(ids, source.tensor), len(ids) - 1)
+    holders = np.isin(source.tensor, np.array(sorted(alive), np.int64))
+    host_of = np.where(holders, numbers[place], -1)
+    found: list[Hop] = []
+    sent = dict(load or {})
+    for host in some:
+        near = host_of == host
+        kept = np.where(near.any(axis=-1, keepdims=True), near, holders)
+        tensor = np.where(kept, source.tensor, -1)
+        part = Layout(source.shape, source.points, tensor)
+        hop = Hop(part, _on(destination, hosts, host), units, alive=alive, load=dict(sent))
+        found.append(hop)
+        for unit, count in hop.sent.as_dict().items():
+            sent[unit] = sent.get(unit, 0) + count
+    return tuple(found)
+
+
+def _on(layout: Layout, hosts: Mapping[int, int], host: int) -> Layout:
+    """Return the part of a layout on one host; its pieces keep their numbers."""
+    mine = [d for d in layout.device_ids if hosts[d] == host]
+    if layout.regular:
+        tensor = np.where(np.isin(layout.tensor, np.array(mine, np.int64)), layout.tensor, -1)
+        return Layout(layout.shape, layout.points, tensor)
+    boxes = layout.boxes
+    own = [tuple([d for d in layout.holders(i) if d in mine]) for i in range(len(boxes))]
+    return Layout(layout.shape, layout.cuts, None, boxes=boxes, box_holders=tuple(own))
+
+
+@final
+@dataclass(frozen=True)
+class Route:
+    """A route from one layout to another.
+
+    Attributes:
+        name: its name in tables: ``"direct"``, ``"striped"``, ...
+        layouts: the layouts in order, the source first and the destination last.
+        why: a sentence on its advantage.
+        split: whether a box may be cut between two senders.
+        alive: the devices that still hold their part of the source; None for all.
+    """
+
+    name: str
+    layouts: tuple[Layout, ...]
+    why: str = ""
+    split: bool = True
+    alive: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.layouts) > 1
+        assert len({x.shape for x in self.layouts}) == 1
+
+    @property
+    def source(self) -> Layout:
+        """The layout that the array has."""
+        return self.layouts[0]
+
+    @property
+    def destination(self) -> Layout:
+        """The layout that it is to have."""
+        return self.layouts[-1]
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        """The exchanges between devices, one after another."""
+        return self.between(each_device)
+
+    def between(self, units: Units) -> tuple[Hop, ...]:
+        """Return the exchanges between units, such as processes."""
+        living = [self.alive, *[None] * (len(self.layouts) - 2)]
+        ends = zip(self.layouts, self.layouts[1:], living, strict=False)
+        return tuple([Hop(a, b, units, alive=own, split=self.split) for a, b, own in ends])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 import numpy as np
 
 from meshard.plan.hops.cells import CellGrid, Units, consecutive
-from meshard.plan.hops.exact import counter
+from meshard.plan.hops.jobs import counter
 from meshard.tuning import GROUP_COST, PAIRS_AT_ONCE
 
 if TYPE_CHECKING:

@@ -20,11 +20,9 @@ from meshard.algebra.box import Box, Index
 from meshard.algebra.dimmap import DimMap
 from meshard.algebra.layout import Cuts, Layout
 from meshard.plan.hops.cells import Units
-from meshard.plan.hops.hop import Hop, unit_map
+from meshard.plan.hops.hop import Hop, near_hops, unit_map
 from meshard.plan.hops.jobs import Jobs, flat_boxes
-from meshard.plan.hops.near import near_hops
-from meshard.plan.move.part import Copy, Message, Part, Recipe
-from meshard.plan.move.replicas import Ownership, ownership, with_replicas
+from meshard.plan.move.part import Copy, Message, Ownership, Part, Recipe, ownership, with_replicas
 from meshard.tuning import MANY_PIECES
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from meshard.algebra.layout import Layout
 from meshard.plan.hops.cells import consecutive
-from meshard.plan.hops.exact import products, total
+from meshard.plan.hops.jobs import products, total
 from meshard.tuning import DENSE_EDGES, THINNED_SHARE, WEIGHED_EDGES
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ import numpy as np
 
 from meshard.algebra.layout import Cuts, Layout
 from meshard.plan.hops.cells import Units
-from meshard.plan.hops.exact import counter, total
-from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Hop, Route
+from meshard.plan.hops.jobs import counter, total
 from meshard.plan.routes.device_order import best_device_order, kept_elements, living
 from meshard.plan.routes.mixed_radix import prime_factors
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshard.algebra.layout import Cuts, Layout
-from meshard.plan.hops.exact import total
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
+from meshard.plan.hops.jobs import total
 from meshard.plan.routes.device_order import best_device_order, kept_elements, living
 from meshard.plan.routes.mixed_radix import MixedRadix, closed_form_moved, mixed_radix_of
 from meshard.plan.routes.relay import refined_cuts

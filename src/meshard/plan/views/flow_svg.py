@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshard.plan.captions import PALETTE, bytes_text, size_text
-from meshard.plan.figures.flow import Flow
+from meshard.plan.figures.plan_figures import Flow
 from meshard.plan.show.page import Markup, element
 from meshard.plan.show.svg import (
     Panel,

@@ -53,7 +53,7 @@ from meshard.plan.file.json_values import (
     optional,
     read_ids,
 )
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 
 if TYPE_CHECKING:
     from meshard.plan.figures.plan_figures import PlanFigures

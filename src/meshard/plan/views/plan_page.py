@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshard.plan.captions import count_text, size_text
-from meshard.plan.figures.flow import DEVICES, Places, flow_of, hosts_of, stages
+from meshard.plan.figures.plan_figures import DEVICES, Places, flow_of, hosts_of, stages
 from meshard.plan.show.drawing import draw_layout
 from meshard.plan.show.layout_svg import layout_picture
 from meshard.plan.show.page import Markup, element, wide

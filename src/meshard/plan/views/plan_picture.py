@@ -18,7 +18,7 @@ from meshard.plan.captions import (
     time_text,
     whole_text,
 )
-from meshard.plan.figures.flow import DEVICES, Flow, Places, flow_of, hosts_of, stages
+from meshard.plan.figures.plan_figures import DEVICES, Flow, Places, flow_of, hosts_of, stages
 from meshard.plan.show.drawing import Drawing, Rectangle, Slab, draw_layout
 from meshard.plan.show.page import Markup, element
 from meshard.plan.show.svg import (

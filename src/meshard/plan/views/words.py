@@ -12,9 +12,8 @@ from meshard.algebra.layout import Layout
 from meshard.plan.captions import count_text, device_label, size_text, whole_text
 from meshard.plan.figures.choice import PlanLeaf
 from meshard.plan.hops.cells import distinct
-from meshard.plan.hops.exact import total
 from meshard.plan.hops.hop import Hop
-from meshard.plan.hops.jobs import Tally
+from meshard.plan.hops.jobs import Tally, total
 from meshard.plan.show.summary import Fact
 
 if TYPE_CHECKING:

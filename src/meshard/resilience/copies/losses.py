@@ -17,15 +17,13 @@ from meshard.algebra.box import Box
 from meshard.algebra.device import Device
 from meshard.errors import ArgumentError
 from meshard.plan.captions import count_text, time_text, whole_text
-from meshard.plan.figures.presets import as_topology
 from meshard.plan.figures.simulate import Simulation
-from meshard.plan.figures.topology import Topology
+from meshard.plan.figures.topology import Topology, as_topology
 from meshard.plan.show.summary import Fact, Summarized, Summary
-from meshard.resilience.copies.kept import KeptTree, kept_tree
-from meshard.resilience.copies.placement import Apart
-from meshard.resilience.copies.protect_plan import ProtectPlan, plan_copies
+from meshard.resilience.copies.placement import Apart, ProtectPlan, plan_copies
 from meshard.resilience.copies.restore import plan_kept
 from meshard.resilience.copies.restore_plan import RestorePlan
+from meshard.resilience.copies.stocks import KeptTree, kept_tree
 
 _WHAT = "elastic.simulate_loss"
 

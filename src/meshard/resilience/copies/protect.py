@@ -23,21 +23,25 @@ from meshard.plan.hops.hop import Hop
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part as MovePart
 from meshard.plan.move.wires import Wire
-from meshard.resilience.copies.kept import Kept, KeptTree, check_whole, kept_tree
-from meshard.resilience.copies.placement import Apart
-from meshard.resilience.copies.protect_plan import CopiedArray, ProtectPlan, plan_copies
-from meshard.resilience.copies.stocks import gridded, left, own_blocks
-from meshard.runtime.agree import agreed
+from meshard.resilience.copies.placement import Apart, CopiedArray, ProtectPlan, plan_copies
+from meshard.resilience.copies.stocks import (
+    Kept,
+    KeptTree,
+    check_whole,
+    gridded,
+    kept_tree,
+    left,
+    own_blocks,
+)
+from meshard.runtime.agree import agreed, living_ids, missing_boxes
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.letters import decode, encode
-from meshard.runtime.memo import memoized
-from meshard.runtime.missing import living_ids, missing_boxes
 from meshard.runtime.moving.execute import ArrayMove, run_moves
 from meshard.runtime.moving.place import check_devices_exist
 from meshard.runtime.trees.trees import unflatten
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import wired
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import RuntimeWorld, here, memoized
 
 Version: TypeAlias = tuple[int, tuple[int, ...]]
 """A version: its number, and the processes that made it together."""

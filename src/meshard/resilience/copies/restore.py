@@ -16,21 +16,22 @@ from meshard.algebra.device import device_ids_of
 from meshard.algebra.layout import Layout
 from meshard.errors import ArgumentError, DataLoss, ShardingError
 from meshard.plan.captions import count_text
-from meshard.plan.figures.window import check_window, checked_window
+from meshard.plan.figures.footprint import check_window, checked_window
 from meshard.plan.hops.cells import loss_text
 from meshard.plan.move.assemble import Source, assemble
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
-from meshard.resilience.copies.kept import KeptTree, check_whole, kept_tree
 from meshard.resilience.copies.protect import Protected
-from meshard.resilience.copies.reading import check_tree, checkpoint_of, read_stock
 from meshard.resilience.copies.restore_plan import (
     RestoredArray,
     RestorePlan,
     Wanted,
+    check_tree,
+    checkpoint_of,
     plan_arrays,
+    read_stock,
 )
-from meshard.resilience.copies.stocks import Stock, blocks_of
+from meshard.resilience.copies.stocks import KeptTree, Stock, blocks_of, check_whole, kept_tree
 from meshard.runtime.agree import agreed, meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.execute import ArrayMove, run_moves

@@ -3,6 +3,10 @@
 In: a name and shardings. Out: the newest version, as a tree of arrays. A version is assembled
 beside the one that is served, checked, and takes its place in one step, on all processes or on
 none.
+
+Tasks: what a feed does behind the program, in a thread of its own.
+
+In: an action that sends no messages of the job. Out: what it has given, once it is done.
 """
 
 from __future__ import annotations
@@ -10,19 +14,30 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Any, Generic, TypeVar, final
 
 from meshard.algebra.arguments import choice_of, flag_of, integer_of, number_of, refusal
 from meshard.errors import ArgumentError, MeshardError, PlanError, TransportError
-from meshard.plan.figures.window import checked_window
-from meshard.resilience.feeding.finding import Finder, Source, reader_name
-from meshard.resilience.feeding.offer import offered
-from meshard.resilience.feeding.pull import Giver, GoneError, Place, Received, Taking
+from meshard.plan.figures.footprint import checked_window
+from meshard.resilience.feeding.offer import FLAT, Fitting, Wanted, offered
+from meshard.resilience.feeding.publisher import first, together
+from meshard.resilience.feeding.pull import (
+    Finder,
+    Giver,
+    GoneError,
+    Place,
+    Received,
+    Source,
+    Taking,
+    reader_name,
+)
 from meshard.resilience.feeding.regions import FeedPlan
 from meshard.resilience.feeding.serve import (
     MOST_BYTES,
@@ -34,9 +49,6 @@ from meshard.resilience.feeding.serve import (
     Version,
 )
 from meshard.resilience.feeding.stage import Stages
-from meshard.resilience.feeding.tasks import Task
-from meshard.resilience.feeding.together import first, together
-from meshard.resilience.feeding.wishing import FLAT, Fitting, Wanted
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.connecting import new_token
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous, checked_name
@@ -44,6 +56,51 @@ from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.maps.keymap import KeyMap
+
+T = TypeVar("T")
+
+
+@final
+class Task(Generic[T]):
+    """An action that runs in a thread, as if it were called here.
+
+    Args:
+        action: what is to be done.
+    """
+
+    def __init__(self, action: Callable[[], T]) -> None:
+        self._action = action
+        self._value: Any = None
+        self._raised: BaseException | None = None
+        context = copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), name="meshard-feeding", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._action()
+        except Exception as error:
+            self._raised = error
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def result(self) -> T:
+        """Wait for the end; return what the action gives, or raise what it has raised."""
+        self._thread.join()
+        if self._raised is not None:
+            raise self._raised
+        value: T = self._value
+        return value
+
+    def drop(self) -> None:
+        """Wait for the end, whatever it is."""
+        self._thread.join()
+
 
 _WHAT = "elastic.subscribe"
 _ROUND = 0.5

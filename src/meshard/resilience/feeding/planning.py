@@ -21,17 +21,14 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.errors import ArgumentError, KeyMapError, ShardingError
 from meshard.plan.captions import time_text, whole_text
 from meshard.plan.figures.choice import PlanLeaf
-from meshard.plan.figures.presets import as_topology
+from meshard.plan.figures.footprint import checked_window
 from meshard.plan.figures.simulate import Simulation, simulate_many
-from meshard.plan.figures.topology import Topology
-from meshard.plan.figures.window import checked_window
+from meshard.plan.figures.topology import Topology, as_topology
 from meshard.plan.plan import Plan
 from meshard.plan.show.page import Markup
 from meshard.plan.show.pictured import Drawn
 from meshard.plan.show.summary import Fact, Summary
-from meshard.resilience.feeding.offer import Offer, Tensor
-from meshard.resilience.feeding.places import places_of, plain_build
-from meshard.resilience.feeding.wishing import Wanted
+from meshard.resilience.feeding.offer import Offer, Tensor, Wanted, places_of, plain_build
 from meshard.runtime.array.array import Array
 from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.types import dtype_name

@@ -2,6 +2,11 @@
 
 In: trees of arrays. Out: versions that a thread of each process serves. Arrays are immutable, so a
 version is kept by reference; nothing is copied until somebody takes it.
+
+Acting together: what the processes of a job do alike, or not at all.
+
+In: an action of each process. Out: what all of them gave; or, on all of them, the error that one
+has raised.
 """
 
 from __future__ import annotations
@@ -9,16 +14,16 @@ from __future__ import annotations
 import secrets
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from meshard.algebra.arguments import count_of, integer_of, number_of, refusal
 from meshard.errors import AgreementError, ArgumentError, TransportError
-from meshard.plan.figures.window import checked_window
+from meshard.plan.figures.footprint import checked_window
 from meshard.resilience.feeding.offer import Offer, check_same_tree, offered
 from meshard.resilience.feeding.serve import MOST_BYTES, Server, Version
-from meshard.resilience.feeding.together import first, together
+from meshard.runtime.agree import meet
 from meshard.runtime.lines.connecting import Address, new_token
 from meshard.runtime.lines.letters import sent
 from meshard.runtime.lines.rendezvous import Announcement, Rendezvous, checked_name
@@ -26,6 +31,59 @@ from meshard.runtime.settings import TIMEOUT
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.checkpoint.sources import placed_arrays
 from meshard.weights.native.structure import Named, named
+
+T = TypeVar("T")
+
+
+def together(world: RuntimeWorld, what: str, action: Callable[[], T]) -> list[T]:
+    """Return what an action gives on each process that takes part, in their order.
+
+    Args:
+        world: this process's world.
+        what: the function that was called, for messages.
+        action: called on each process; it does not meet others.
+
+    Raises:
+        Exception: on all processes, if the action has raised on one of them; the same error.
+        TransportError: if a process is lost.
+    """
+    value: Any = None
+    raised: Exception | None = None
+    try:
+        value = action()
+    except Exception as error:
+        if len(world.processes) == 1:
+            raise
+        raised = error
+    if len(world.processes) == 1:
+        return [value]
+    meet(world, world.processes, f"`{what}`")
+    mine = None if raised is None else (type(raised), str(raised))
+    found: list[Any] = world.transport.all_gather((mine, value), world.processes)
+    for process, (told, _) in zip(world.processes, found, strict=True):
+        if told is not None and process == world.process_index and raised is not None:
+            raised.add_note(f"All {len(world.processes)} processes of the job raise it.")
+            raise raised
+        if told is not None:
+            kind, text = told
+            raise _again(kind, text, process) from raised
+    return [value for _, value in found]
+
+
+def _again(kind: type[Exception], text: str, process: int) -> Exception:
+    """Return another process's error."""
+    try:
+        error = kind(text)
+    except TypeError:
+        error = TransportError(text)
+    error.add_note(f"Process {process} of the job has raised it.")
+    return error
+
+
+def first(world: RuntimeWorld) -> int:
+    """Return the process that speaks for the job."""
+    return world.processes[0]
+
 
 _ROUND = 0.25
 

@@ -22,7 +22,7 @@ from meshard.resilience.feeding.offer import Offer, Wish
 from meshard.runtime.types import Block
 from meshard.weights.maps.recipe import Recipe, Term, copy_cast
 from meshard.weights.transfer.exchange import Held, Part, source_view, target_view, unique_view
-from meshard.weights.transfer.slabs import slabs_of
+from meshard.weights.transfer.reading import slabs_of
 
 _ROWS = 12
 

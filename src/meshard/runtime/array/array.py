@@ -24,9 +24,9 @@ from meshard.errors import (
     NotAddressableError,
 )
 from meshard.plan.show.pictured import Drawn, Pictured
-from meshard.runtime.array.fetch import element_place, gathered, picked
-from meshard.runtime.array.in_place import InPlace
-from meshard.runtime.array.leaving import leave
+from meshard.runtime.agree import missing_boxes
+from meshard.runtime.array.at import InPlace
+from meshard.runtime.array.fetch import element_place, gathered, leave, picked
 from meshard.runtime.array.methods import ArrayMethods
 from meshard.runtime.array.numpy_protocol import spans_processes
 from meshard.runtime.array.partitioned import Partitioned, partitioned
@@ -38,8 +38,7 @@ from meshard.runtime.array.show import (
     array_title,
 )
 from meshard.runtime.callers import user_line
-from meshard.runtime.memory.exported import exported
-from meshard.runtime.missing import missing_boxes
+from meshard.runtime.memory.memory import exported
 from meshard.runtime.types import ArrayType, Block, Blocks, DTypeLike, any_dtype_of
 from meshard.runtime.world import here
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshard.runtime.agree import missing_boxes
 from meshard.runtime.array.fetch import gathered, picked
-from meshard.runtime.missing import missing_boxes
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks, dtype_name
 from meshard.runtime.world import here
 

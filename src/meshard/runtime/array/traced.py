@@ -14,7 +14,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.attributes import no_attribute
 from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
-from meshard.runtime.array.in_place import refuse_write
+from meshard.runtime.array.at import refuse_write
 from meshard.runtime.array.methods import INSTEAD, ArrayMethods
 from meshard.runtime.types import Block
 

@@ -15,20 +15,24 @@ from typing import Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.layout import Layout
 from meshard.errors import AllocationError, DataLoss
+from meshard.plan.figures.footprint import check_window
 from meshard.plan.figures.schedule import batches, is_gradual
-from meshard.plan.figures.window import check_window
 from meshard.plan.hops.cells import loss_text
-from meshard.plan.hops.route import Route
+from meshard.plan.hops.hop import Route
 from meshard.plan.move.part import Part
 from meshard.plan.move.wires import Wire
 from meshard.plan.show.progress import Progress, telling
-from meshard.runtime.agree import agree, agreed
+from meshard.runtime.agree import agree, agreed, alive_part, lost_boxes
 from meshard.runtime.array.array import Array
 from meshard.runtime.memory.ownership import give_back_owned
-from meshard.runtime.missing import alive_part, lost_boxes
-from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
 from meshard.runtime.moving.donate import Gradual, run_gradually
-from meshard.runtime.moving.execute import ArrayMove, run_moves
+from meshard.runtime.moving.execute import (
+    ArrayMove,
+    RoutedMove,
+    route_between,
+    run_moves,
+    run_routes,
+)
 from meshard.runtime.moving.place import (
     check_devices_exist,
     part_between,
@@ -38,7 +42,7 @@ from meshard.runtime.moving.place import (
     wires_between,
     wires_from,
 )
-from meshard.runtime.processes.canonical import described
+from meshard.runtime.processes.agreement import described
 from meshard.runtime.types import ArrayType, Blocks
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed

@@ -40,17 +40,14 @@ from meshard.plan.move.wires import Move, Wire, move_wire
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.memo import memoized
 from meshard.runtime.memory.ownership import handed_over
-from meshard.runtime.moving.detours import RoutedMove, route_between, run_routes
-from meshard.runtime.moving.execute import run_part
-from meshard.runtime.moving.file_sources import FileSource, file_source
-from meshard.runtime.moving.readers import reader_of
+from meshard.runtime.moving.execute import RoutedMove, route_between, run_part, run_routes
+from meshard.runtime.moving.readers import FileSource, file_source, reader_of
 from meshard.runtime.settings import DEFAULT_FLOAT
 from meshard.runtime.types import KEY, ArrayType, Block, Blocks, any_dtype_of
 from meshard.runtime.watching.ledger import wired
 from meshard.runtime.watching.profile import timed
-from meshard.runtime.world import RuntimeWorld, here
+from meshard.runtime.world import RuntimeWorld, here, memoized
 from meshard.tuning import COPY_CHUNK, LARGE, MOST_SHARDINGS, STACKED_CELLS
 
 _default_device: ContextVar[Device | None] = ContextVar("meshard_default_device", default=None)

@@ -1,33 +1,43 @@
-"""Planning the reshard of a tree, and running a plan."""
+"""Planning the reshard of a tree, and running a plan.
+
+Resharding of trees: the way from the public function's arguments to a move.
+
+The order of a mesh's devices in which the most data stays where it is.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 import optree
 
 from meshard.algebra.abstract import Sharding
-from meshard.algebra.arguments import flag_of
-from meshard.algebra.boxed import BoxSharding
+from meshard.algebra.arguments import flag_of, shown
 from meshard.algebra.device import Device
 from meshard.algebra.mesh import Mesh
-from meshard.algebra.sharding import NamedSharding, SingleDeviceSharding
+from meshard.algebra.sharding import BoxSharding, NamedSharding, SingleDeviceSharding
 from meshard.errors import ArgumentError, DtypeError, ShapeError, TreeError
 from meshard.plan.figures.choice import PlanLeaf
+from meshard.plan.figures.footprint import check_window, checked_window
 from meshard.plan.figures.topology import Topology
-from meshard.plan.figures.window import check_window
 from meshard.plan.plan import Plan, install_runner
 from meshard.plan.planner import PlanCache, PlanOptions, make_plan
+from meshard.plan.routes.device_order import best_device_order as best_layout
+from meshard.plan.show.progress import Progress, checked_progress
 from meshard.plan.views.words import array_text, layout_text
+from meshard.runtime.agree import alive_ids, living_ids
 from meshard.runtime.array.array import Array
-from meshard.runtime.missing import living_ids
 from meshard.runtime.moving.make import prefix_leaves
 from meshard.runtime.moving.moved import Tree, leaf_names, moved
 from meshard.runtime.moving.place import as_host, as_sharding, home
+from meshard.runtime.moving.same_values import check_same_values
 from meshard.runtime.moving.structs import ShapeDtypeStruct
-from meshard.runtime.trees.trees import flatten_with_accessors
+from meshard.runtime.trees.trees import flatten_with_accessors, flatten_with_none
+from meshard.runtime.trees.trees import leaves as tree_leaves
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import here
 
@@ -287,3 +297,101 @@ def _target(leaf: PlanLeaf, by_id: Mapping[int, Device]) -> Sharding:
 
 
 install_runner(_run)
+
+
+_LARGE = 64 << 20  # smaller trees move too fast for a bar
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a tree is moved; see `reshard`."""
+
+    donate: bool = False
+    may_alias: bool | None = None
+    cache_resharding_plans: bool = False
+    max_bytes: int | None = None
+    progress: Progress = None
+    alive: Any = None
+
+
+def resharded(x: Any, sharding: Any, options: Options) -> Any:
+    """Return a tree of arrays in other layouts; see `reshard`."""
+    donate = flag_of(options.donate, "reshard", "donate")
+    given = options.may_alias
+    may_alias = given is not None and flag_of(given, "reshard", "may_alias")
+    flag_of(options.cache_resharding_plans, "reshard", "cache_resharding_plans")
+    max_bytes = checked_window(options.max_bytes, "reshard")
+    progress = checked_progress(options.progress, "reshard")
+    alive = alive_ids(options.alive, "reshard")
+    if donate and may_alias:
+        raise ArgumentError(
+            "reshard: donate and may_alias are both True; a donated array is deleted, so that "
+            "nothing can share its memory. Choose one."
+        )
+    leaves, structure = flatten_with_none(x)
+    prefix = prefix_leaves(sharding, x, "reshard", "shardings")
+    targets = [as_sharding(d, "reshard") for d in prefix]
+    check_same_values(x, leaves, targets, "reshard")
+    tree = Tree(leaves, targets, structure, alive=alive)
+    if progress is None and sum([x.nbytes for x in leaves if type(x) is Array]) < _LARGE:
+        progress = False
+    return tree.rebuilt(moved(tree, donate, max_bytes, progress))
+
+
+def best_device_order(x: Any, sharding: NamedSharding) -> NamedSharding:
+    """Return a sharding with its mesh's devices in the order in which the most bytes stay put.
+
+    Which device gets which shard is chosen as a linear assignment; the shards do not change. The
+    result never keeps less in place than the order given.
+
+    Args:
+        x: an array, a ShapeDtypeStruct with a sharding, or a tree of these; in a tree the leaf
+            with the most bytes decides.
+        sharding: where it is to go.
+
+    Returns:
+        A sharding over the same devices, axes and spec.
+
+    Raises:
+        ArgumentError: if ``sharding`` is not a NamedSharding, or nothing in ``x`` has a sharding.
+
+    >>> import numpy as np, meshard
+    >>> from meshard.resharding import best_device_order
+    >>> meshard.config.update("num_devices", 8)
+    >>> d, spec = meshard.devices(), meshard.P("i")
+    >>> x = meshard.device_put(np.arange(8), meshard.NamedSharding(meshard.Mesh(d, "i"), spec))
+    >>> back = meshard.NamedSharding(meshard.Mesh(d[::-1], "i"), spec)  # as if all were to move
+    >>> meshard.plan_reshard(x, back).bytes_moved
+    64
+    >>> meshard.plan_reshard(x, best_device_order(x, back)).bytes_moved
+    0
+    """
+    if not isinstance(sharding, NamedSharding):
+        raise ArgumentError(
+            f"best_device_order: sharding must be a NamedSharding, got {shown(sharding)} of type "
+            f"{type(sharding).__name__}; the device order of others cannot be chosen."
+        )
+    leaves: list[Any] = [
+        leaf
+        for leaf in tree_leaves(x)
+        if type(leaf) in (Array, ShapeDtypeStruct) and leaf.sharding is not None
+    ]
+    if not leaves:
+        raise ArgumentError("best_device_order: x holds no array that has a sharding.")
+    most = max(leaves, key=lambda leaf: math.prod(leaf.shape) * leaf.dtype.itemsize)
+    shape = tuple(most.shape)
+    mesh = sharding.mesh
+    found = best_layout(most.sharding.layout(shape), sharding.layout(shape))
+    # The tensor is the mesh's devices with its axes in another order: lead it back.
+    axes = [a for dim in sharding.spec.axes(len(shape)) for a in dim]
+    axes += [a for a in mesh.axis_names if a not in axes]
+    ids = found.tensor.reshape([mesh.shape[a] for a in axes])
+    ids = ids.transpose([axes.index(a) for a in mesh.axis_names])
+    by_id = {d.id: d for d in mesh.flat_devices}
+    devices = np.empty(ids.size, object)
+    devices[:] = [by_id[i] for i in ids.ravel().tolist()]
+    order = Mesh(devices.reshape(ids.shape), mesh.axis_names, mesh.axis_types)
+    return NamedSharding(
+        order, sharding.spec, memory_kind=sharding.memory_kind, uneven=sharding.uneven
+    )

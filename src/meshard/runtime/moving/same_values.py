@@ -18,8 +18,8 @@ from meshard.errors import UnequalError
 from meshard.runtime.agree import meet
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
-from meshard.runtime.moving.file_sources import FileSource, file_source
 from meshard.runtime.moving.place import as_host, check_devices_exist
+from meshard.runtime.moving.readers import FileSource, file_source
 from meshard.runtime.trees.trees import flatten_with_plain_path
 from meshard.runtime.types import Block, dtype_name
 from meshard.runtime.world import RuntimeWorld, here

@@ -22,7 +22,7 @@ from typing import Any, Protocol, final
 from meshard.errors import TransportError
 from meshard.runtime.lines.letters import sent
 from meshard.runtime.processes.divergence import numbered
-from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.identity import Facts
 
 _SOON = 1e-3
 """Seconds between two looks at the letters."""

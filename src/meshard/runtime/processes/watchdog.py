@@ -29,7 +29,7 @@ from meshard.runtime.processes.agreement import (
     counted,
 )
 from meshard.runtime.processes.divergence import divergence, doing, modes, numbered
-from meshard.runtime.processes.facts import Facts
+from meshard.runtime.processes.identity import Facts
 from meshard.runtime.processes.membership import Membership
 
 _PATIENCE = 0.4

@@ -12,9 +12,9 @@ way. All of it runs at once, and in functions that `meshard.jit` traces.
 import typing as _typing
 
 from meshard.algebra.attributes import door as _door
-from meshard.transforms.solvers.gmres import gmres as gmres
-from meshard.transforms.solvers.krylov import bicgstab as bicgstab
-from meshard.transforms.solvers.krylov import cg as cg
+from meshard.transforms.krylov import bicgstab as bicgstab
+from meshard.transforms.krylov import cg as cg
+from meshard.transforms.krylov import gmres as gmres
 
 if not _typing.TYPE_CHECKING:  # editors see only listed names
     __all__, __dir__, __getattr__ = _door(__name__)

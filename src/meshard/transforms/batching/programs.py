@@ -15,7 +15,7 @@ from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError, IndivisibleError
 from meshard.ops.array.elementwise import where
 from meshard.ops.array.shape import moveaxis
-from meshard.ops.derivatives.shapes import is_differentiable
+from meshard.ops.derivatives.kinds import is_differentiable
 from meshard.ops.engine.later import Advised, OfExamples, OfRow
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.ops.linalg.decompose import SPLIT
@@ -27,9 +27,8 @@ from meshard.transforms.batching.rows import bound, sorted_along, spread
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.body.mapped_axes import Examples, MappedAxis, axis_bound
-from meshard.transforms.flow.control_flow import fori_loop, while_loop
-from meshard.transforms.flow.positions import unplaced_value
-from meshard.transforms.flow.scans import scan
+from meshard.transforms.flow.carries import unplaced_value
+from meshard.transforms.flow.control_flow import fori_loop, scan, while_loop
 from meshard.transforms.program.calls import (
     AlikeCall,
     Around,

@@ -18,7 +18,7 @@ from meshard.ops.array.join import stack
 from meshard.ops.array.shape import broadcast_to, moveaxis, reshape
 from meshard.ops.array.take import take_along_axis
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.shapes import shape_of
+from meshard.ops.derivatives.kinds import shape_of
 from meshard.ops.engine.decide import find_row, row_of
 from meshard.ops.engine.each import for_each
 from meshard.ops.reductions.sort import argsort, sort

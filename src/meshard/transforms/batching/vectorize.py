@@ -1,8 +1,12 @@
-"""`vectorize`: a function of arrays of given ranks, mapped over the dims in front of these."""
+"""`vectorize`: a function of arrays of given ranks, mapped over the dims in front of these.
+
+`apply_along_axis`: a function of arrays of one dim, mapped over all others.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,11 +14,11 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.algebra.arguments import function_of, refusal, shown
+from meshard.algebra.arguments import function_of, integer_of, refusal, shown
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ShapeError
-from meshard.ops.array.shape import reshape
-from meshard.ops.checked import DtypeLike
+from meshard.ops.array.shape import moveaxis, reshape
+from meshard.ops.checked import DtypeLike, normalised_axes
 from meshard.ops.dtypes.laws import as_dtype
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
@@ -324,3 +328,41 @@ def _check_sizes(sizes: dict[str, int], term: Term, shape: Shape, what: str) -> 
             raise ShapeError(
                 f"vectorize: dim {name!r} of {what} has size {n}, but it must be {wanted}."
             )
+
+
+def apply_along_axis(
+    func1d: Callable[..., Any], axis: int, arr: Any, *args: Any, **kwargs: Any
+) -> Array:
+    """Return what a function makes of each line of an array along a dim.
+
+    The function is called once, by `meshard.vmap`, and so must not look at values.
+
+    Args:
+        func1d: takes an array of one dim; the dims of its result stand where the dim was.
+        axis: the dim.
+        arr: the array.
+        args: what the function takes besides.
+        kwargs: the same, by name.
+
+    Raises:
+        ArgumentError: if there is no such dim.
+
+    >>> import meshard.numpy as mnp
+    >>> mnp.apply_along_axis(
+    ...     lambda v: v[0] + v[-1], 1, mnp.asarray([[1, 2, 3], [4, 5, 6]])
+    ... ).tolist()
+    [4, 10]
+    """
+    f = function_of(func1d, "apply_along_axis", "func1d")
+    x = as_array(arr)
+    (dim,) = normalised_axes(
+        integer_of(axis, "apply_along_axis", "axis"), x.ndim, "apply_along_axis"
+    )
+    last = moveaxis(x, dim, -1)
+    heads = last.shape[:-1]
+    rows = reshape(last, (math.prod(heads), last.shape[-1]))
+    found = vmap(lambda row: as_array(f(row, *args, **kwargs)))(rows)
+    own = found.ndim - 1
+    found = reshape(found, (*heads, *found.shape[1:]))
+    # Behind the dims that were not applied over, to where the dim was.
+    return moveaxis(found, range(len(heads), len(heads) + own), range(dim, dim + own))

@@ -19,26 +19,31 @@ import numpy as np
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ConcretizationError
-from meshard.ops.engine.accept import WEAK, accept
 from meshard.ops.engine.decide import decide, takes_arrays_only
 from meshard.ops.engine.decision import KernelDecision, MoveDecision
-from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import AbstractArray, inferred, weak_of
+from meshard.ops.engine.eager import EAGER, WEAK, accept
+from meshard.ops.engine.later import AbstractArray, inferred, weak_of
 from meshard.ops.engine.run import as_block, fast_path, may_join_chain, run_cells
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import Interpreter, Params
-from meshard.runtime.memo import Memo
 from meshard.runtime.moving.execute import run_parts
 from meshard.runtime.moving.place import as_array, placed
 from meshard.runtime.watching.profile import timed
+from meshard.runtime.world import Memo
 from meshard.settings import config
 from meshard.transforms.body.boundary import cell_type, to_grid
-from meshard.transforms.body.deferred import Pending, scattered
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.grid import Grid, Pending, scattered
 from meshard.transforms.body.mapped_axes import are_mapped, kind_of
-from meshard.transforms.body.recording_wires import cell_types, operation_wires, record_wires
-from meshard.transforms.body.scope import Extent, GridKind, Mask, Scope
+from meshard.transforms.body.scope import (
+    Extent,
+    GridKind,
+    Mask,
+    Scope,
+    cell_types,
+    operation_wires,
+    record_wires,
+)
 from meshard.tuning import MOST_MASKS
 
 Runner = Callable[["Body", Sequence[Any]], Any]

@@ -20,12 +20,11 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.runtime.agree import agree
 from meshard.runtime.array.array import Array
-from meshard.runtime.memo import Memo, memoized
 from meshard.runtime.moving.place import home, placed
 from meshard.runtime.types import ArrayType
+from meshard.runtime.world import Memo, memoized
 from meshard.transforms.body.grid import Cells, Grid
-from meshard.transforms.body.recording_wires import lay_out
-from meshard.transforms.body.scope import Extent, GridKind, Running, Scope
+from meshard.transforms.body.scope import Extent, GridKind, Running, Scope, lay_out
 
 Axes = tuple[tuple[str, ...], ...]
 

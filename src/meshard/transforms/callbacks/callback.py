@@ -22,9 +22,8 @@ from meshard.ops.array.create import zeros
 from meshard.ops.array.join import stack
 from meshard.ops.derivatives.kinds import FLAT, Refused
 from meshard.ops.derivatives.table import LATE
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.concrete import is_array
-from meshard.ops.engine.later import OfExamples
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import OfExamples, is_array
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array, made_of, placed
@@ -32,8 +31,7 @@ from meshard.runtime.trees import trees
 from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import cell_type
-from meshard.transforms.body.deferred import scattered
-from meshard.transforms.body.grid import Grid
+from meshard.transforms.body.grid import Grid, scattered
 from meshard.transforms.program.calls import WholeCall
 from meshard.transforms.tracing.abstract import is_abstract
 

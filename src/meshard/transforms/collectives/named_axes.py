@@ -15,7 +15,7 @@ import numpy as np
 
 from meshard.errors import ArgumentError, IndexingError, ShapeError
 from meshard.ops.checked import checked
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import WEAK
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import bind

@@ -32,9 +32,7 @@ from meshard.runtime.watching.ledger import communicated
 from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.recording_wires import lay_out, laying_wires
-from meshard.transforms.body.scope import Extent, GridKind, Scope
-from meshard.transforms.collectives.agreement import agree_on_collective
+from meshard.transforms.body.scope import Extent, GridKind, Scope, lay_out, laying_wires
 from meshard.transforms.collectives.axis_arguments import (
     AxisName,
     Groups,
@@ -47,6 +45,7 @@ from meshard.transforms.collectives.exchanges import Active, Exchange, Field, pl
 from meshard.transforms.collectives.rows import (
     Receipts,
     active_groups,
+    agree_on_collective,
     check_mask,
     kept_axes,
     piece_meshes,

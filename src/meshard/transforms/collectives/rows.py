@@ -3,12 +3,17 @@
 Each collective is a row: what it does to the type of a value (over which axes the result varies),
 and the plan for its cells (`exchanges`). Around the plan is what all have in common:
 the mask of the code at hand, groups within an axis, and axes that stay automatic.
+
+What processes agree on when they run collectives.
+
+In: a collective of a body, and the groups of devices that take part. Out: a step for each set of
+processes whose devices do: all of the mesh, or under a condition those of each group by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, final
@@ -21,16 +26,16 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import ArgumentError
 from meshard.plan.move.wires import Wire, collective_wire
+from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
-from meshard.runtime.processes.canonical import call_text
+from meshard.runtime.processes.agreement import call_text
 from meshard.runtime.types import ArrayType, Block, Blocks
 from meshard.runtime.watching.ledger import communicated
+from meshard.runtime.world import memoized
 from meshard.transforms.body.body import COLLECTIVES, Body, Decided, Kinds
 from meshard.transforms.body.boundary import cell_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.recording_wires import lay_out, laying_wires
-from meshard.transforms.body.scope import Extent, GridKind, Scope
-from meshard.transforms.collectives.agreement import agree_on_collective
+from meshard.transforms.body.scope import Extent, GridKind, Scope, lay_out, laying_wires
 from meshard.transforms.collectives.exchanges import (
     Active,
     Axes,
@@ -44,6 +49,46 @@ from meshard.transforms.collectives.exchanges import (
     plan_permute,
     plan_source,
 )
+
+Members = tuple[int, ...]
+
+
+def agree_on_collective(
+    scope: Scope, told: str, rest: Axes, active: Collection[int] | None
+) -> None:
+    """Say that devices run a collective now.
+
+    Args:
+        scope: the axes that the body runs along.
+        told: the collective, its parameters and what it is given.
+        rest: the axes that number the groups.
+        active: the groups that take part; None for all.
+
+    Raises:
+        AgreementError: if each step is compared, and another process runs another operation.
+    """
+    world = scope.world
+    if world.agreement is None:
+        return
+    if active is None:
+        (members,) = _processes(scope, ())
+        agreed(world, members, told, told)
+        return
+    groups = _processes(scope, rest)
+    for group in sorted(active):
+        agreed(world, groups[group], told, told)
+
+
+@memoized(most=1 << 8)
+def _processes(scope: Scope, rest: Axes) -> list[Members]:
+    """Return for each position along some axes the processes that have devices there."""
+    names = scope.mesh.axis_names
+    places = [names.index(a) for a in rest]
+    order = [*places, *(i for i in range(len(names)) if i not in places)]
+    devices = scope.mesh.devices.transpose(order)
+    rows = devices.reshape(scope.count(rest), -1).tolist()
+    return [tuple(sorted({d.process_index for d in row})) for row in rows]
+
 
 Groups = tuple[tuple[int, ...], ...] | None
 Plan = Callable[[Field, Axes], Exchange | FoldExchange]

@@ -18,8 +18,7 @@ from meshard.ops.derivatives.kinds import Values
 from meshard.ops.lax.reduce import stop_gradient
 from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayLike
-from meshard.transforms.custom.custom import custom_jvp
-from meshard.transforms.custom.gradient import closure_convert
+from meshard.transforms.custom.custom import closure_convert, custom_jvp
 from meshard.transforms.derivatives.arguments import strong, type_text, value_of
 from meshard.transforms.derivatives.functions import jvp, vjp
 from meshard.transforms.derivatives.jacobians import linear_transpose

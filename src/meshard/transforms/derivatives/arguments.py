@@ -17,7 +17,7 @@ import numpy as np
 
 from meshard.algebra.arguments import described, function_of, integer_of
 from meshard.errors import ArgumentError, DtypeError, MeshardError, ShapeError, TreeError
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import WEAK
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost

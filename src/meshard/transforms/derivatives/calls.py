@@ -13,8 +13,17 @@ from typing import Any, final
 
 from meshard.errors import DerivativeError
 from meshard.ops.array.create import arange, zeros_like
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
-from meshard.ops.derivatives.shapes import converted, dtype_of, shrunk, tangent_like, varying
+from meshard.ops.derivatives.kinds import (
+    FLAT,
+    Derivative,
+    Site,
+    Values,
+    converted,
+    dtype_of,
+    shrunk,
+    tangent_like,
+    varying,
+)
 from meshard.ops.engine.later import at_run_time, when_laid_out
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import user_line
@@ -24,8 +33,7 @@ from meshard.transforms.derivatives.forward import pushed
 from meshard.transforms.derivatives.levels import Dual, differentiable
 from meshard.transforms.derivatives.reverse import followed_again
 from meshard.transforms.derivatives.rules import CALLS
-from meshard.transforms.flow.control_flow import while_loop
-from meshard.transforms.flow.scans import scan
+from meshard.transforms.flow.control_flow import scan, while_loop
 from meshard.transforms.program.calls import (
     AlikeCall,
     Around,

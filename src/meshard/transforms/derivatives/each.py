@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values
-from meshard.ops.derivatives.shapes import shrunk
+from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Values, shrunk
 from meshard.ops.engine.each import of_one
 from meshard.runtime.doors import bind
 from meshard.transforms.batching.vmap import vmap

@@ -34,9 +34,8 @@ from meshard.transforms.derivatives.arguments import (
     strong,
 )
 from meshard.transforms.derivatives.forward import pushed
-from meshard.transforms.derivatives.laid_out import laid_like
 from meshard.transforms.derivatives.levels import Level, differentiable
-from meshard.transforms.derivatives.reverse import followed, purpose_of, recorded
+from meshard.transforms.derivatives.reverse import followed, laid_like, purpose_of, recorded
 from meshard.transforms.program.calls import ArrayCall
 from meshard.transforms.tracing.tracing import Tracing, unplaced_type
 

@@ -30,8 +30,7 @@ from meshard.transforms.derivatives.arguments import (
 )
 from meshard.transforms.derivatives.functions import _cotangents, _like, _tangents
 from meshard.transforms.derivatives.levels import differentiable
-from meshard.transforms.derivatives.linear import first_nonlinear
-from meshard.transforms.derivatives.reverse import followed, recorded
+from meshard.transforms.derivatives.reverse import first_nonlinear, followed, recorded
 
 Numbers = int | Sequence[int]
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, final
 
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.kinds import Derivative, Site, Values
-from meshard.ops.derivatives.shapes import shrunk
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.derivatives.kinds import Derivative, Site, Values, shrunk
+from meshard.ops.engine.eager import WEAK
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array

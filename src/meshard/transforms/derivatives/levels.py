@@ -19,11 +19,9 @@ from typing import Any, final
 import numpy as np
 
 from meshard.errors import ConcretizationError
-from meshard.ops.derivatives.kinds import Site
-from meshard.ops.derivatives.shapes import is_differentiable
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import weak_of
+from meshard.ops.derivatives.kinds import Site, is_differentiable
+from meshard.ops.engine.eager import EAGER, WEAK
+from meshard.ops.engine.later import weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import user_line

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.derivatives.kinds import Derivative, Site, Values
-from meshard.ops.derivatives.shapes import is_differentiable, varying
+from meshard.ops.derivatives.kinds import Derivative, Site, Values, is_differentiable, varying
 from meshard.runtime.doors import bind, innermost
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid

@@ -2,24 +2,67 @@
 
 In: a function and its arguments, flat. Out: its results, and a function that pulls cotangents back.
 What ran is kept on a tape, and gone through from its end.
+
+Gradients laid out like what they are gradients of.
+
+In: a value and its cotangent. Out: the cotangent, in the value's layout; and the wish, while it is
+being computed, that it be laid out so where that moves less.
+
+Which operations are linear in what they got of a function's inputs.
+
+In: a tape. Out: the first operation on it that is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 from meshard.ops.array.create import zeros_like
-from meshard.ops.derivatives.kinds import FLAT, Derivative, Site, Tangents, total
-from meshard.ops.derivatives.shapes import narrowed, varying
+from meshard.ops.derivatives.kinds import (
+    FLAT,
+    Derivative,
+    Linear,
+    Partials,
+    Pulls,
+    Site,
+    Tangents,
+    narrowed,
+    total,
+    varying,
+)
+from meshard.ops.engine.eager import WEAK, Preferring
+from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line, user_line
+from meshard.runtime.doors import innermost, interpreting
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.derivatives.laid_out import wished_like
 from meshard.transforms.derivatives.levels import Dual, Level, differentiable
 from meshard.transforms.derivatives.rules import derivative_of, run_call
+from meshard.transforms.program.calls import AlikeCall
 from meshard.transforms.program.program import Call, short_line
+
+_NOTHING = contextlib.nullcontext()
+
+
+def laid_like(g: Any, x: Any) -> Any:
+    """Return a cotangent laid out like its value, where that is on a mesh."""
+    if type(x) in WEAK or isinstance(g, Grid) or isinstance(x, Grid) or g.shape != x.shape:
+        return g
+    return AlikeCall().run([g, x])[0]
+
+
+def wished_like(x: Any) -> contextlib.AbstractContextManager[None]:
+    """Let what is run at once within a ``with`` statement be laid out with a view to a value.
+
+    Where operations are written down, jit finds out for itself what is wished.
+    """
+    if type(x) is not Array or x._type.layout.piece_count < 2 or innermost() is not None:
+        return _NOTHING
+    return interpreting(Preferring(x._type))
+
 
 Axes = frozenset[str]
 _NO_AXES: Axes = frozenset()
@@ -433,3 +476,26 @@ def followed_again(
     """Do the same as `followed` on the way back, where what runs has run before."""
     with at_line("", "computed again"):
         return followed(name, f, values, names)
+
+
+_LINEAR = {"negative": ([0],), "multiply": ([0], [1]), "divide": ([0],), "solve": ([1],)}
+"""Operations that are linear in some operands while the others stay: which these may be."""
+
+
+def first_nonlinear(tape: Sequence[Node]) -> str | None:
+    """Return the name of the first operation that is not linear; None if all are."""
+    return next((node.site.name for node in tape if not _is_linear(node)), None)
+
+
+def _is_linear(node: Node) -> bool:
+    """Whether an operation is linear in what it got of the inputs; calls are taken to be."""
+    name, derivative = node.site.name, node.derivative
+    moved = [i for i, n in enumerate(node.inputs) if n is not None]
+    if isinstance(derivative, Partials):
+        constant = not any(callable(derivative.factors[i]) for i in moved)
+        return constant or moved in _LINEAR.get(name, ())
+    if isinstance(derivative, Linear):
+        return derivative.together or len(moved) == 1
+    if isinstance(derivative, (Tangents, Pulls)):
+        return name in ("astype", "scatter") or moved in _LINEAR.get(name, ())
+    return True

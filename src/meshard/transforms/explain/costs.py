@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from meshard.algebra.boundary import bounded
-from meshard.plan.hops.exact import volumes_of
+from meshard.plan.hops.jobs import volumes_of
 from meshard.runtime.types import ArrayType
 from meshard.transforms.body.scope import GridKind, Scope
 from meshard.transforms.explain.reasons import rule_of

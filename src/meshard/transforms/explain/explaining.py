@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from meshard.algebra.sharding import NamedSharding
-from meshard.plan.figures import presets
+from meshard.plan.figures import topology as presets
+from meshard.plan.figures.simulate import seconds_of
 from meshard.plan.figures.topology import Topology
-from meshard.plan.figures.wire_time import seconds_of
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import wires_between
 from meshard.runtime.types import ArrayType

@@ -2,27 +2,116 @@
 
 Python numbers are weak: in a carry they take the dtype that a turn gives them, and as a result of a
 branch that of the other branches, as long as it is of their kind.
+
+The positions that a scan goes along.
+
+In: a tree of arrays, and a length. Out: the number of positions, and the tree at one of them.
+
+`LoopIndex`: the integer that `fori_loop` hands to its body.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
-from meshard.errors import ArgumentError, MeshardError, TreeError
+from meshard.errors import ArgumentError, MeshardError, ShapeError, TreeError
 from meshard.ops.dtypes.laws import is_float
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray, Weak
-from meshard.runtime.moving.place import as_array
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import AbstractArray, Weak
+from meshard.runtime.moving.place import as_array, home
 from meshard.runtime.trees import trees
+from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
-from meshard.transforms.body.branches import abstract_grid, widened
+from meshard.transforms.body.branches import abstract_grid, local_type, widened
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.flow.loop_index import LoopIndex
 from meshard.transforms.tracing.abstract import types_only, weak_type
+
+
+def _compared(name: str) -> Callable[[int, Any], Any]:
+    plain = getattr(int, name)
+
+    def compare(self: int, other: Any) -> Any:
+        found = plain(self, other)
+        return found if found is NotImplemented else np.bool_(found)
+
+    return compare
+
+
+def _calculated(name: str) -> Callable[..., Any]:
+    plain = getattr(int, name)
+
+    def calculate(self: int, *others: Any) -> Any:
+        found = plain(self, *others)
+        return LoopIndex(found) if type(found) is int else found
+
+    return calculate
+
+
+@final
+class LoopIndex(int):
+    """A Python int that also answers as an array without dims does.
+
+    With arrays it is a Python number, which takes their dtype. A comparison gives NumPy's bool, so
+    that ``~(i == 0)`` is what it says; of Python's own bools that would be a number.
+
+    >>> i = LoopIndex(3)
+    >>> i + 1, ~(i == 3), i.dtype
+    (4, np.False_, dtype('int64'))
+    """
+
+    __slots__ = ()
+
+    dtype = np.dtype(np.int64)
+    shape: tuple[int, ...] = ()
+    ndim = 0
+    size = 1
+    __hash__ = int.__hash__
+
+    def astype(self, dtype: Any) -> Any:
+        """Return the number as an array of a dtype."""
+        return as_array(int(self)).astype(dtype)
+
+    def item(self) -> int:
+        """Return the number."""
+        return int(self)
+
+    __eq__ = _compared("__eq__")
+    __ne__ = _compared("__ne__")
+    __lt__ = _compared("__lt__")
+    __le__ = _compared("__le__")
+    __gt__ = _compared("__gt__")
+    __ge__ = _compared("__ge__")
+    __add__ = _calculated("__add__")
+    __radd__ = _calculated("__radd__")
+    __sub__ = _calculated("__sub__")
+    __rsub__ = _calculated("__rsub__")
+    __mul__ = _calculated("__mul__")
+    __rmul__ = _calculated("__rmul__")
+    __floordiv__ = _calculated("__floordiv__")
+    __rfloordiv__ = _calculated("__rfloordiv__")
+    __mod__ = _calculated("__mod__")
+    __rmod__ = _calculated("__rmod__")
+    __pow__ = _calculated("__pow__")
+    __and__ = _calculated("__and__")
+    __or__ = _calculated("__or__")
+    __xor__ = _calculated("__xor__")
+    __lshift__ = _calculated("__lshift__")
+    __rshift__ = _calculated("__rshift__")
+    __neg__ = _calculated("__neg__")
+    __abs__ = _calculated("__abs__")
+    __invert__ = _calculated("__invert__")
+
+    def __repr__(self) -> str:
+        return int.__repr__(self)
+
+    def __index__(self) -> int:
+        return operator.index(int(self))
+
 
 _NUMBERS: tuple[type[Any], ...] = (int, float, complex)
 """The types of Python numbers whose dtype is open, the narrowest first."""
@@ -310,3 +399,85 @@ def _column(
                 "types match."
             )
     return made
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The positions along the first dim of some arrays.
+
+    Attributes:
+        arrays: the arrays, in a body its values.
+        shape: their tree.
+        count: the number of positions.
+        reverse: whether the last comes first.
+        body: the shard_map body that the scan is in, or None.
+    """
+
+    arrays: list[Any]
+    shape: Any
+    count: int
+    reverse: bool
+    body: Body | None
+
+    @classmethod
+    def of(cls, xs: Any, length: int | None, reverse: Any, body: Body | None) -> Positions:
+        """Return the positions of a tree of arrays.
+
+        Raises:
+            ArgumentError: if a leaf is not an array, or the length not an integer.
+            ShapeError: if sizes of first dims differ, or there are none.
+        """
+        leaves, shape = trees.flatten(xs)
+        arrays = [as_array(x) for x in arrays_of(leaves, "scan: the leaves of xs")]
+        if body is not None:
+            arrays = [body.lift(x) for x in arrays]
+        return cls(arrays, shape, _length(arrays, length), bool(reverse), body)
+
+    @property
+    def order(self) -> range:
+        """The positions as the scan takes them."""
+        every = range(self.count)
+        return every[::-1] if self.reverse else every
+
+    def samples(self) -> list[Any]:
+        """Return one position of each array as a value without data."""
+        body = self.body
+        if body is None:
+            return [unplaced_value(x.shape[1:], x.dtype) for x in self.arrays]
+        kinds = [
+            body.scope.kind(
+                local_type(body.scope, x.shape[1:], x.dtype), x.kind.extent, x.kind.varies
+            )
+            for x in self.arrays
+        ]
+        return [abstract_grid(body, k) for k in kinds]
+
+
+def unplaced_value(shape: tuple[int, ...], dtype: Any) -> AbstractArray:
+    """Return a value without data, on whatever devices it is needed."""
+    world = here()
+    return AbstractArray(world.type_of(shape, dtype, home(world), False))
+
+
+def _length(arrays: Sequence[Any], length: int | None) -> int:
+    """Return the number of positions of a scan."""
+    for x in arrays:
+        if not x.shape:
+            raise ShapeError(f"scan: got a value with no leading dim to scan over: {x!r}.")
+    sizes = [x.shape[0] for x in arrays]
+    if len(set(sizes)) > 1:
+        told = ", ".join([str(n) for n in dict.fromkeys(sizes)])
+        raise ShapeError(f"scan: got values with different sizes of the leading dim: {told}.")
+    if length is not None:
+        count = -1 if isinstance(length, bool) else getattr(length, "__index__", lambda: -1)()
+        if count < 0:
+            raise ArgumentError(f"scan: length must be a non-negative integer, got {length!r}.")
+        if sizes and sizes[0] != count:
+            raise ShapeError(
+                f"scan: got length {count}, which disagrees with the leading dim's size {sizes[0]}."
+            )
+        return count
+    if not sizes:
+        raise ShapeError("scan: got no values to scan over, and length is not given.")
+    return int(sizes[0])

@@ -12,8 +12,8 @@ from typing import Any, final
 
 import numpy as np
 
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import AbstractArray
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array
 from meshard.runtime.trees import trees
@@ -22,8 +22,7 @@ from meshard.runtime.world import here
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.branches import abstract_grid, local_type
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.flow.carries import Carry, arrays_of, outputs_alike, settled
-from meshard.transforms.flow.positions import Positions
+from meshard.transforms.flow.carries import Carry, Positions, arrays_of, outputs_alike, settled
 from meshard.transforms.program.calls import ArrayCall, ForCall, ScanCall, SwitchCall, WhileCall
 from meshard.transforms.program.program import Atom, Call, Program, Var, evaluate
 from meshard.transforms.tracing.abstract import types_only

@@ -15,10 +15,8 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.array.create import zeros
-from meshard.ops.derivatives.kinds import Derivative, Site, Values
-from meshard.ops.derivatives.shapes import is_differentiable
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.eager import EAGER
+from meshard.ops.derivatives.kinds import Derivative, Site, Values, is_differentiable
+from meshard.ops.engine.eager import EAGER, WEAK
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import innermost
 from meshard.runtime.moving.place import as_array

@@ -2,10 +2,17 @@
 
 In: a function, and where its arguments and results are to lie. Out: a function that finds for each
 call the program that was made for such arguments, and runs it.
+
+`explain`: what a function does and moves, before it runs.
+
+In: a function and its arguments, or their types. Out: an `Explanation`.
+
+Programs as text, without programs, and all programs forgotten.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import sys
@@ -27,13 +34,13 @@ from typing import (
 
 import numpy as np
 
-import meshard.transforms.jit.mapped  # noqa: F401  (it says how jitted functions are mapped)
-from meshard.algebra.arguments import flag_of, refusal
-from meshard.algebra.boundary import bounded
+from meshard.algebra.arguments import flag_of, function_of, refusal
+from meshard.algebra.boundary import bounded, context
 from meshard.algebra.mesh import ambient_mesh
 from meshard.algebra.world import current
 from meshard.errors import ArgumentError
 from meshard.ops.engine.eager import EAGER
+from meshard.plan.figures.topology import Topology
 from meshard.plan.show.pictured import Pictured
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
@@ -45,9 +52,9 @@ from meshard.runtime.trees import trees
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.settings import config
 from meshard.transforms.constraint import with_sharding_constraint
+from meshard.transforms.explain.explanation import Explanation
 from meshard.transforms.jit.nested import following, is_followed, is_traced_here, result_of
-from meshard.transforms.jit.programs import Programs
-from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Traced
+from meshard.transforms.jit.stages import ChooseWrapper, Lowered, ProgramEntry, Programs, Traced
 from meshard.transforms.tracing.abstract import eval_shape as eval_shape_of
 from meshard.transforms.tracing.arguments import Arguments, JitOptions
 from meshard.transforms.tracing.signature import (
@@ -470,3 +477,157 @@ class Jitted(Pictured, Generic[P, R]):
         if found is self and not (module == "__main__" and caller.startswith("cloudpickle")):
             return name
         return Jitted, (self._f, self._options)
+
+
+def explain(
+    f: Callable[..., Any],
+    /,
+    *args: Any,
+    topology: Topology | str | None = None,
+    **kwargs: Any,
+) -> Explanation:
+    """Return what a function does step by step, what it moves between devices, and why.
+
+    The function is traced and lowered as `jit` does it; nothing runs and nothing moves. For each
+    step the table tells the line, the local shape, how values are laid out before and after, the
+    collective with its axes, the bytes, the time on a topology, and the memory in use. There is a
+    warning wherever something that was split over an axis becomes whole along it.
+
+    Args:
+        f: a function, jitted or not.
+        args: its arguments: arrays, values, or `ShapeDtypeStruct` with shardings.
+        topology: where the devices are, or its name, as in ``"8-gpu hosts"``: times are estimated
+            on it. None for one process.
+        kwargs: its arguments by name.
+
+    Returns:
+        The explanation. Printed it is a table; it has ``steps``, ``total_bytes``, ``warnings`` and
+        other figures as attributes, and ``to_html`` draws it.
+
+    Raises:
+        ArgumentError: if ``f`` is not a function, or there is no such topology, or a device has no
+            place in it. What `jit` refuses is refused here too.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> meshard.config.update("num_devices", 8)
+    >>> rows = meshard.NamedSharding(meshard.make_mesh((8,), ("i",)), meshard.P("i"))
+    >>> x = meshard.ShapeDtypeStruct((1024, 64), "float32", sharding=rows)
+    >>> found = meshard.explain(lambda x: mnp.tanh(x).sum(axis=0), x)
+    >>> for step in found.steps:
+    ...     print(step.name, step.total_bytes)
+    tanh 0
+    sum 3584
+    >>> found.total_bytes, found.peak_bytes > 0
+    (3584, True)
+    """
+    if isinstance(f, types.MethodType) and isinstance(f.__func__, Jitted):
+        return f.__func__.lower(f.__self__, *args, **kwargs).explain(topology)
+    jitted = f if isinstance(f, Jitted) else Jitted(f)
+    return jitted.lower(*args, **kwargs).explain(topology)
+
+
+def disable_jit(disable: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Run jitted functions as they are written, operation by operation, in a ``with`` statement.
+
+    Python then sees values, so that a debugger and ``print`` show them.
+
+    Args:
+        disable: False makes programs again, within another ``with disable_jit():``.
+
+    Raises:
+        ArgumentError: if ``disable`` is neither True nor False.
+
+    >>> import meshard
+    >>> @meshard.jit
+    ... def f(x):
+    ...     if x.sum() > 0:  # refused when it is traced
+    ...         return x
+    ...     return -x
+    >>> with meshard.disable_jit():
+    ...     f(meshard.numpy.asarray([-1.0, -2.0])).tolist()
+    [1.0, 2.0]
+    """
+    return _disabled(flag_of(disable, "disable_jit", "disable"))
+
+
+@contextlib.contextmanager
+def _disabled(disable: bool) -> Iterator[None]:
+    token = DISABLED.set(disable)
+    try:
+        yield
+    finally:
+        DISABLED.reset(token)
+
+
+@context
+def ensure_compile_time_eval() -> Iterator[None]:
+    """Compute with constants at once while a function is traced, in a ``with`` statement.
+
+    What is computed so has values, and may decide what is traced. Values that depend on the
+    arguments cannot take part.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> @meshard.jit
+    ... def f(x):
+    ...     with meshard.ensure_compile_time_eval():
+    ...         few = mnp.sqrt(mnp.asarray(9.0)) < 4
+    ...     return x + 1 if few else x
+    >>> f(1.0).item()
+    2.0
+    """
+    with beneath(()):
+        yield
+
+
+def clear_caches() -> None:
+    """Forget the programs of all jitted functions.
+
+    >>> import meshard
+    >>> f = meshard.jit(lambda x: x + 1)
+    >>> _ = f(1)
+    >>> meshard.clear_caches()
+    """
+    for jitted in list(here().programs):
+        jitted.clear_cache()
+
+
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: None = None,
+    return_shape: bool = False,
+) -> Callable[..., Any]:
+    """Return a function that returns the program of another one, to be printed.
+
+    Args:
+        fun: the function.
+        static_argnums: positions of arguments that are part of the program.
+        axis_env: not taken: map the function with `vmap` or `shard_map` instead.
+        return_shape: whether to return the shapes and dtypes of the results, too.
+
+    Returns:
+        A function of arrays, or of `meshard.ShapeDtypeStruct`, that returns the program as
+        ``meshard.jit(fun).trace`` does.
+
+    Raises:
+        ArgumentError: if ``fun`` is not a function, or ``axis_env`` is given.
+
+    >>> import meshard, meshard.numpy as mnp
+    >>> print(meshard.make_jaxpr(lambda x: mnp.sin(x) * 2)(1.0))  # doctest: +ELLIPSIS
+    <lambda>(a: float):...
+    """
+    function_of(fun, "make_jaxpr", "fun")
+    if axis_env is not None:
+        raise ArgumentError(
+            "make_jaxpr: axis_env is not taken. Map the function over a named axis with "
+            "meshard.vmap(axis_name=...) or meshard.shard_map, and print that."
+        )
+    shapes = flag_of(return_shape, "make_jaxpr", "return_shape")
+    jitted = jit(fun, static_argnums=static_argnums)
+
+    @bounded
+    def listed(*args: Any, **kwargs: Any) -> Any:
+        traced = jitted.trace(*args, **kwargs)
+        return (traced, traced.out_info) if shapes else traced
+
+    return listed

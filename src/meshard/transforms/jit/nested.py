@@ -3,6 +3,12 @@
 In: a function, and values of the program that is being written. Out: its results there. The copy
 costs no Python of the function's own. A trace that depends on values of the program at hand, which
 the function closes over, is kept for as long as that program is written.
+
+Jitted functions that are mapped: one compiled program for all examples.
+
+In: the program of a jitted function that vmap has met, and operands of which some have the new dim.
+Out: the results of a program of all examples, which is made once for each program and lowered once
+for each layout of what it reads, as jit does.
 """
 
 from __future__ import annotations
@@ -14,8 +20,8 @@ from functools import partial
 from types import CodeType, ModuleType
 from typing import Any, final
 
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray, weak_of
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import AbstractArray, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.callers import is_ours
@@ -24,19 +30,23 @@ from meshard.runtime.moving.place import as_array
 from meshard.runtime.trees import trees
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
+from meshard.transforms.batching.programs import CALLS, Found, run_batched
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
-from meshard.transforms.body.mapped_axes import mapped_axes
+from meshard.transforms.body.mapped_axes import Examples, mapped_axes
 from meshard.transforms.derivatives.levels import Level
-from meshard.transforms.jit.derived import jitted_call
-from meshard.transforms.jit.programs import Programs
-from meshard.transforms.program.program import Literal, Program
+from meshard.transforms.jit.derived import JittedCall, jitted_call
+from meshard.transforms.jit.stages import Programs
+from meshard.transforms.program.program import Literal, Program, Var
+from meshard.transforms.program.simplify import simplified
 from meshard.transforms.tracing.abstract import is_abstract
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 from meshard.transforms.tracing.tracing import (
+    Typed,
     recording,
     recording_around,
     sub_program,
+    traced,
     unplaced_type,
 )
 
@@ -283,3 +293,38 @@ def _told_by(closure: Sequence[Any], captured: Sequence[Any]) -> bool:
     """Whether all values of a program that a function captures are in its own variables."""
     held = {id(x) for x in closure}
     return all(type(x) is Array or (isinstance(x, Tracer) and id(x) in held) for x in captured)
+
+
+def _type(var: Var, has: bool, size: int) -> Typed:
+    """Return the type of an operand for all examples."""
+    kind: Any = var.aval
+    if not has:
+        return kind, var.weak
+    return here().type_of((int(size), *kind.shape), kind.dtype, kind.sharding, False), None
+
+
+def _mapped(call: Any, operands: list[Any], flags: list[bool], size: int) -> Found:
+    own = (size.axis, size.split) if isinstance(size, Examples) else None
+    key = JittedCall, tuple(flags), int(size), own
+    known = call.program.made.get(key)
+    if known is None:
+        known = call.program.made[key] = _of_all(call, flags, size)
+    whole, has = known
+    return whole.run(operands), list(has)
+
+
+def _of_all(call: JittedCall, flags: list[bool], size: int) -> tuple[JittedCall, list[bool]]:
+    """Return a program for all examples, and which of its results have the dim."""
+    constants = list(call.constants)
+    every = [*[False] * len(constants), *flags]
+
+    def flat(*values: Any) -> tuple[list[Any], list[bool]]:
+        return run_batched(call.program, [*constants, *values], every, size)
+
+    types = [_type(v, has, size) for v, has in zip(call.program.inputs, flags, strict=True)]
+    program, captured, has = traced(call.name, flat, types, call.told)
+    short, used = simplified(program)
+    return JittedCall(short, call.name, call.told, tuple([captured[i] for i in used])), has
+
+
+CALLS[JittedCall] = _mapped

@@ -1,22 +1,27 @@
 """The stages of a jitted function: traced, lowered, compiled; and the entry that a call runs.
 
 In: a `Trace`, and how the arguments lie. Out: programs to read, to cost, and to call.
+
+The programs of one jitted function in one world: kept by signature, up to a number.
+
+In: signatures. Out: what was made for them before. The oldest are forgotten when there are too
+many, as for a function that is called with a new shape each time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import optree
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.boundary import bounded
 from meshard.errors import ArgumentError, ConcretizationError, ShardingError, TreeError
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.eager import EAGER
+from meshard.ops.engine.eager import EAGER, WEAK
 from meshard.plan.captions import count_text
 from meshard.plan.figures.topology import Topology
 from meshard.plan.show.pictured import Drawn, Pictured
@@ -32,13 +37,18 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.explain.costs import MemoryAnalysis, costs, memory
 from meshard.transforms.explain.explaining import explained
 from meshard.transforms.explain.explanation import Explanation
-from meshard.transforms.jit.agreements import account_of_program
-from meshard.transforms.jit.devices import captured_beside, check_devices, replicated
+from meshard.transforms.jit.devices import (
+    account_of_program,
+    captured_beside,
+    check_devices,
+    replicated,
+)
 from meshard.transforms.lowering.executable import Direct, Executable
 from meshard.transforms.lowering.lower import lower
 from meshard.transforms.program.program import Atom, Kind, Literal, listing
 from meshard.transforms.tracing.signature import Trace, array_of, placed_kind, read_arguments
 from meshard.transforms.tracing.tracing import unplaced_type
+from meshard.tuning import MOST_PROGRAMS
 
 if TYPE_CHECKING:
     from meshard.plan.show.page import Markup
@@ -470,3 +480,55 @@ class Compiled(_Placed):
 def _type_of(atom: Atom) -> Any:
     """Return the type of what a program outside of bodies returns; a number is an array there."""
     return as_array(atom.value)._type if isinstance(atom, Literal) else atom.aval
+
+
+Made = TypeVar("Made")
+
+
+@final
+class Programs:
+    """What was traced and lowered.
+
+    Attributes:
+        world: the world in which it was.
+        entries: for each signature and layout of arguments what a call runs.
+        traces: for each signature without it, the trace.
+        nested: for each signature inside other functions, the trace.
+        plain: the entries of signatures that were met with a flat list of arrays and numbers: by
+            the types of these, and what else a signature holds.
+    """
+
+    __slots__ = ("__weakref__", "_making", "entries", "nested", "plain", "traces", "world")
+
+    def __init__(self, world: RuntimeWorld) -> None:
+        self.world = world
+        self.entries: dict[Any, ProgramEntry] = {}
+        self.traces: dict[Any, Trace] = {}
+        self.nested: dict[Any, Any] = {}
+        self.plain: dict[tuple[Any, ...], ProgramEntry] = {}
+        # Two threads that call a function for the first time trace it once. A function that calls
+        # itself with arrays gets here again.
+        self._making = threading.RLock()
+
+    def entry(self, key: Hashable, make: Callable[[], ProgramEntry]) -> ProgramEntry:
+        """Return what a call of this signature runs, made now if it is not known yet."""
+        return self._kept(self.entries, key, make)
+
+    def trace(self, key: Hashable, make: Callable[[], Trace]) -> Trace:
+        """Return the trace of this signature, made now if it is not known yet."""
+        return self._kept(self.traces, key, make)
+
+    def _kept(self, known: dict[Any, Made], key: Hashable, make: Callable[[], Made]) -> Made:
+        with self._making:
+            found = known.get(key)
+            if found is None:
+                found = make()
+                self.keep(known, key, found)
+            return found
+
+    def keep(self, known: dict[Any, Made], key: Hashable, made: Made) -> None:
+        """Keep what was made of a signature, and forget the oldest where there are too many."""
+        with self._making:
+            while len(known) >= MOST_PROGRAMS:
+                del known[next(iter(known))]
+            known[key] = made

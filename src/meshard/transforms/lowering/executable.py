@@ -2,14 +2,29 @@
 
 In: the arrays that a program reads. Out: those that it returns. What each step does was decided
 when the program was lowered, so that a call costs little more than its kernels.
+
+Slots: the places of a program's values while it runs.
+
+In: variables and literals, in the order in which steps name them. Out: a number for each; literals
+are in their places before the program runs.
+
+What single steps of a lowered program run, besides the runners of operations.
+
+In: the operands of a step, behind what was known when it was lowered. Out: its result.
+
+The steps of a program as one function of Python: the list of calls that a call of jit runs.
+
+In: for each step the slots that it reads, sets and lets go of. Out: a function with a line for each
+step, and nothing else to do between them; and the step that raised an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, final
+from types import CodeType, FunctionType
+from typing import Any, Protocol, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
@@ -17,13 +32,105 @@ from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import too_large
-from meshard.runtime.moving.place import placed, resharded
+from meshard.runtime.moving.place import as_array, placed, resharded
 from meshard.runtime.types import ArrayType
 from meshard.runtime.watching.profile import timed
 from meshard.runtime.world import RuntimeWorld
 from meshard.transforms.body.scope import GridKind, Scope
-from meshard.transforms.lowering.prepared import Function, Prepared
-from meshard.transforms.program.program import Eqn, Kind, Listed, Var, listing
+from meshard.transforms.program.calls import MakeCall
+from meshard.transforms.program.program import Atom, Eqn, Kind, Listed, Literal, Var, listing
+
+Function = Callable[[Any, Sequence[Any]], Any]
+"""From the world, or a body, and the values that are given to what is returned."""
+
+
+class Slotted(Protocol):
+    """What is known of a step: the slots that it reads, sets and lets go of."""
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The slots that it reads."""
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """The slots that it sets."""
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The slots that nobody reads any more."""
+
+
+@final
+class Prepared:
+    """Some steps, written as the text of one function and compiled.
+
+    Args:
+        steps: the steps.
+        given: the slots of the values that the function is given.
+        results: the slots that it returns, as a list.
+        numbers: the slots that have a value before the program runs.
+        sole: whether it returns the first of the results itself instead.
+
+    With one step that adds a number, for example, the text is::
+
+        def run(where, given):
+            (v0,) = given
+            v2 = r0(
+                where,
+                (
+                    v0,
+                    v1,
+                ),
+            )
+            v0 = None
+            return [v2]
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Slotted],
+        given: Iterable[int],
+        results: Sequence[int],
+        numbers: Mapping[int, Any],
+        *,
+        sole: bool = False,
+    ) -> None:
+        self._numbers = {f"v{slot}": value for slot, value in numbers.items()}
+        unpacked = _names(given)
+        lines = ["def run(where, given):", f" {unpacked} = given" if unpacked else " pass"]
+        lines += [_line(number, step) for number, step in enumerate(steps)]
+        lines.append(f" return v{results[0]}" if sole else f" return [{_names(results)}]")
+        made: dict[str, Any] = {}
+        exec("\n".join(lines), made)  # the text holds numbers of slots, and nothing else
+        self._code: CodeType = made["run"].__code__
+
+    def function(self, runs: Iterable[Callable[..., Any]]) -> Function:
+        """Return the function, given what each step runs."""
+        names = {f"r{number}": run for number, run in enumerate(runs)}
+        return FunctionType(self._code, {"__name__": __name__} | names | self._numbers)
+
+    def step_of(self, error: BaseException) -> int:
+        """Return the number of the step that raised an error."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code is not self._code:
+            trace = trace.tb_next
+        return 0 if trace is None else max(0, trace.tb_lineno - _LINES_BEFORE)
+
+
+_LINES_BEFORE = 3  # counted from 1: the head of the function, and the line that unpacks
+
+
+def _line(number: int, step: Slotted) -> str:
+    found = f"r{number}(where, ({_names(step.reads)}))"
+    set_ = f"{_names(step.writes)} = " if len(step.writes) != 1 else f"v{step.writes[0]} = "
+    gone = "".join(f"v{slot} = " for slot in step.dead)
+    return f" {set_ if step.writes else ''}{found}" + (f"; {gone}None" if gone else "")
+
+
+def _names(slots: Iterable[int]) -> str:
+    """Return slots as the items of a tuple."""
+    return "".join(f"v{slot}, " for slot in slots)
+
 
 AnyKind = Kind | GridKind
 """What a value is, in a body too."""
@@ -371,3 +478,95 @@ def ensure_layout(world: RuntimeWorld, x: Any, kind: Kind, what: str = "jit") ->
     if kind.committed:
         return placed(x, kind.sharding, what=what)
     return resharded(world, x, kind, what)
+
+
+@final
+class Slots:
+    """The slots of one program.
+
+    Args:
+        given: the variables of what it reads; the same value may be given twice.
+    """
+
+    def __init__(self, given: Sequence[Var]) -> None:
+        self._places: dict[Var, int] = {}
+        for number, var in enumerate(given):
+            self._places[var] = number
+        self._template: list[Any] = [None] * len(given)
+        self._literals: dict[tuple[type, str], int] = {}
+
+    def of(self, atom: Atom) -> int:
+        """Return the slot of a variable or literal."""
+        if isinstance(atom, Literal):
+            key = type(atom.value), repr(atom.value)
+            if key not in self._literals:
+                self._literals[key] = len(self._template)
+                self._template.append(atom.value)
+            return self._literals[key]
+        if atom not in self._places:
+            self._places[atom] = len(self._template)
+            self._template.append(None)
+        return self._places[atom]
+
+    def all_of(self, atoms: Sequence[Atom]) -> tuple[int, ...]:
+        """Return the slots of several."""
+        return tuple(map(self.of, atoms))
+
+    @property
+    def template(self) -> tuple[Any, ...]:
+        """What is in the slots before the program runs."""
+        return tuple(self._template)
+
+
+def last_uses(reads: Sequence[Sequence[Atom]], results: Sequence[Atom]) -> dict[Var, int]:
+    """Return for each variable the last step that reads it; results are read at the end.
+
+    Args:
+        reads: for each step what it reads.
+        results: what the program returns.
+    """
+    last: dict[Var, int] = {}
+    for number, own in enumerate(reads):
+        last |= {x: number for x in own if isinstance(x, Var)}
+    return last | {x: len(reads) for x in results if isinstance(x, Var)}
+
+
+def first_of(many: Callable[..., list[Any]], world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return the only result of a function that gives a list."""
+    return many(world, operands)[0]
+
+
+def ensured(type_: ArrayType, what: str, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return the operand in the layout of a type; ``what`` is how ledgers call the move."""
+    x = operands[0]
+    return ensure_layout(world, x if type(x) is Array else as_array(x), type_, what)
+
+
+def create(call: MakeCall, type_: ArrayType, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Make an array."""
+    return call.make(type_, *[x if type(x) is Array else as_array(x) for x in operands])
+
+
+def as_number_array(dtype: Any, world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return a Python number as an array."""
+    return as_array(operands[0], dtype)
+
+
+def as_python_number(world: RuntimeWorld, operands: Sequence[Any]) -> Any:
+    """Return an array of one integer as a Python number."""
+    return int(operands[0])
+
+
+def converted(
+    run: Callable[..., Any],
+    made: tuple[bool, ...],
+    weak: tuple[bool, ...],
+    world: RuntimeWorld,
+    operands: Sequence[Any],
+) -> Any:
+    """Run an operation on Python numbers made arrays; a weak result becomes a number."""
+    given = tuple([as_array(x) if m else x for x, m in zip(operands, made, strict=True)])
+    found = run(world, given)
+    if len(weak) == 1:
+        return found.item() if weak[0] else found
+    return [x.item() if w else x for x, w in zip(found, weak, strict=True)]

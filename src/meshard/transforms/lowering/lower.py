@@ -17,13 +17,17 @@ from typing import Any, final
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.sharding import NamedSharding
 from meshard.ops.array.elementwise import AGAIN
-from meshard.ops.engine.cheapest import cheapest, cheapest_in_place
 from meshard.ops.engine.decide import decide, takes_arrays_only
-from meshard.ops.engine.decision import Decision, KernelDecision, MoveDecision
+from meshard.ops.engine.decision import (
+    Decision,
+    KernelDecision,
+    MoveDecision,
+    cheapest,
+    cheapest_in_place,
+)
 from meshard.ops.engine.eager import runner
-from meshard.ops.fused.piecewise import Piecewise, piecewise
-from meshard.ops.fused.segment import FusedSegment
-from meshard.ops.fused.segment_compiled import runner_of
+from meshard.ops.fused.segment import FusedSegment, runner_of
+from meshard.ops.fused.ways import Piecewise, piecewise
 from meshard.ops.row import Op
 from meshard.plan.move.wires import Wire
 from meshard.runtime.moving.place import as_array, wires_between
@@ -35,24 +39,28 @@ from meshard.transforms.lowering.executable import (
     Moving,
     NamedPart,
     Run,
+    Slots,
     Step,
+    as_number_array,
+    as_python_number,
+    converted,
+    create,
     crossing,
+    ensured,
+    first_of,
+    last_uses,
     nothing_around,
     purpose_of,
     turns,
 )
 from meshard.transforms.lowering.lowered_calls import lowered_call
-from meshard.transforms.lowering.lowered_steps import (
-    as_number_array,
-    as_python_number,
-    converted,
-    create,
-    ensured,
-    first_of,
+from meshard.transforms.lowering.preferences import (
+    WaitingSum,
+    added,
+    preferences,
+    uses_of,
+    waiting_sum,
 )
-from meshard.transforms.lowering.preferences import preferences
-from meshard.transforms.lowering.slots import Slots, last_uses
-from meshard.transforms.lowering.waiting_sums import WaitingSum, added, uses_of, waiting_sum
 from meshard.transforms.program.calls import (
     AlikeCall,
     ArrayCall,

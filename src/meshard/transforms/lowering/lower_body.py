@@ -12,28 +12,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import WEAK
 from meshard.runtime.doors import innermost, interpreting
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import to_array, to_grid
-from meshard.transforms.lowering.body_flow import (
-    Site,
-    for_step,
-    scan_step,
-    switch_step,
-    while_step,
-)
 from meshard.transforms.lowering.body_steps import (
     Does,
+    Site,
     as_called,
+    for_step,
     kind_of,
     laying,
     one_or_all,
     row_step,
+    scan_step,
+    switch_step,
+    while_step,
 )
-from meshard.transforms.lowering.executable import Executable, Step, purpose_of
+from meshard.transforms.lowering.executable import Executable, Slots, Step, last_uses, purpose_of
 from meshard.transforms.lowering.regions import RegionCall, region_step, with_regions
-from meshard.transforms.lowering.slots import Slots, last_uses
 from meshard.transforms.program.calls import (
     ConstraintCall,
     ForCall,

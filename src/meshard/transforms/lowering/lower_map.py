@@ -12,15 +12,14 @@ from typing import Any, final
 
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import WEAK
 from meshard.ops.fused.compilers import JIT_COMPILER
 from meshard.plan.move.wires import Wire
 from meshard.runtime.array.array import Array
 from meshard.runtime.doors import interpreting
-from meshard.runtime.memo import Memo
 from meshard.runtime.moving.place import wires_between
 from meshard.runtime.types import ArrayType
-from meshard.runtime.world import RuntimeWorld
+from meshard.runtime.world import Memo, RuntimeWorld
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.boundary import cells_in, cells_out, to_array, to_grid, way_in, way_out
 from meshard.transforms.body.grid import Cells, Grid

@@ -4,14 +4,24 @@ In: a program, and how its values are laid out when each operation only follows 
 shardings for values inside, found backwards from the results that are asked for, the constraints,
 and what the other operands of an operation are split over. A preference binds nobody: lowering
 follows it where that moves fewer bytes.
+
+Sums that wait: partial results that are added to each other first, and combined once.
+
+In: operations that leave partial sums on the devices, and whose results are only added up. Out: one
+step, which adds what each device has and combines that: one all-reduce instead of several. So the
+gradient of what is used in several places costs what it costs in one.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, final
+
+import numpy as np
 
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.dimmap import DimMap
@@ -19,12 +29,16 @@ from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
 from meshard.ops.engine.decide import propagated, row_of
+from meshard.ops.engine.decision import Decision, KernelDecision
+from meshard.ops.engine.eager import sum_runner
+from meshard.ops.engine.run import Runner
 from meshard.ops.row import MoveOp, Op
+from meshard.plan.move.wires import Wire
 from meshard.runtime.types import ArrayType
 from meshard.runtime.world import here
 from meshard.transforms.body.constrained import settled
 from meshard.transforms.program.calls import AlikeCall, ConstraintCall, ShardMapCall
-from meshard.transforms.program.program import Eqn, Kind, Literal, Program, Var
+from meshard.transforms.program.program import Atom, Eqn, Kind, Literal, Program, Var
 
 Found = Mapping[Var, NamedSharding]
 """The preferences known so far: those of values that are used later."""
@@ -180,3 +194,83 @@ def _along_kept_dims(
         cuts = [c if e else None for c, e in zip_longest(uneven[: len(entries)], entries)]
         uneven = tuple(cuts) if any(c is not None for c in cuts) else None
     return NamedSharding(preferred.mesh, PartitionSpec(*entries), uneven=uneven)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WaitingSum:
+    """The sum of the results of some operations, each of which leaves partial sums.
+
+    Attributes:
+        decisions: what the operations do.
+        eqns: they, and the additions of their results.
+        inputs: what they read, one after the other.
+    """
+
+    decisions: tuple[KernelDecision, ...]
+    eqns: tuple[Eqn, ...]
+    inputs: tuple[Atom, ...]
+
+    @property
+    def name(self) -> str:
+        """The operations."""
+        return "+".join([d.row.name for d in self.decisions])
+
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What passes between devices."""
+        return self.decisions[0].wires
+
+    @property
+    def runner(self) -> Runner:
+        """What runs it."""
+        return sum_runner(self.decisions, self.name)
+
+
+def waiting_sum(eqn: Eqn, decision: Decision) -> WaitingSum | None:
+    """Return an operation as a sum that may wait; None if it leaves no partial sums."""
+    if not isinstance(decision, KernelDecision) or decision.combination is None:
+        return None
+    law = decision.row.partial
+    if law is None or law.combine is not np.add:
+        return None
+    if any(decision.moves) or len(decision.outputs) > 1:
+        return None
+    return WaitingSum((decision,), (eqn,), eqn.inputs)
+
+
+def added(eqn: Eqn, waiting: Mapping[Var, WaitingSum], uses: Counter[Atom]) -> WaitingSum | None:
+    """Return the sum of two sums that wait; None if they must be combined one by one.
+
+    Args:
+        eqn: the operation.
+        waiting: the sums that wait.
+        uses: how often each value is used: they wait only for what alone reads them.
+    """
+    if eqn.name != "add" or eqn.call is not None or len(set(eqn.inputs)) < 2:
+        return None
+    parts = [waiting[x] for x in eqn.inputs if isinstance(x, Var) and x in waiting and uses[x] == 1]
+    if len(parts) < 2 or not _alike(parts[0].decisions[0], parts[1].decisions[0]):
+        return None
+    a, b = parts
+    return WaitingSum(a.decisions + b.decisions, (*a.eqns, *b.eqns, eqn), a.inputs + b.inputs)
+
+
+def uses_of(program: Program) -> Counter[Atom]:
+    """Return how often each value of a program is used."""
+    read: Sequence[Atom] = [x for e in program.eqns for x in e.inputs]
+    return Counter([x for x in (*read, *program.outputs) if isinstance(x, Var)])
+
+
+def _alike(a: KernelDecision, b: KernelDecision) -> bool:
+    """Whether two operations leave the same parts of sums, which are combined alike."""
+    assert a.combination is not None
+    assert b.combination is not None
+    return (
+        a.outputs == b.outputs
+        and a.combination.scatter == b.combination.scatter
+        and a.cells.result == b.cells.result
+        and a.cells.contraction_index == b.cells.contraction_index
+        and [(w.kind, w.axes, w.received) for w in a.wires]
+        == [(w.kind, w.axes, w.received) for w in b.wires]
+    )

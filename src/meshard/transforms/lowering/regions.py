@@ -19,7 +19,7 @@ from meshard.runtime.types import ArrayType
 from meshard.transforms.body.body import Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.body.scope import Extent, GridKind, Scope
-from meshard.transforms.flow.loop_index import LoopIndex
+from meshard.transforms.flow.carries import LoopIndex
 from meshard.transforms.lowering.body_steps import Does, one_or_all
 from meshard.transforms.lowering.executable import Executable
 from meshard.transforms.program.calls import ForCall, ScanCall, WhileCall

@@ -17,7 +17,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.mesh import Mesh
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
-from meshard.ops.engine.infer import AbstractArray
+from meshard.ops.engine.later import AbstractArray
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import current

@@ -18,7 +18,7 @@ from typing import Any, Protocol, final
 from meshard.algebra.sharding import NamedSharding
 from meshard.algebra.spec import PartitionSpec
 from meshard.errors import MeshardError
-from meshard.ops.engine.infer import Weak
+from meshard.ops.engine.later import Weak
 from meshard.plan.move.wires import Wire
 from meshard.runtime.callers import at_line
 from meshard.runtime.doors import Params, beneath, bind, interpreters

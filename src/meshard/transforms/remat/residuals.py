@@ -15,7 +15,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import function_of
 from meshard.ops.derivatives.elementwise import o
-from meshard.ops.derivatives.shapes import is_differentiable
+from meshard.ops.derivatives.kinds import is_differentiable
 from meshard.plan.captions import whole_text
 from meshard.plan.show.report import Table
 from meshard.plan.show.summary import Summarized, Summary

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final, overload
 
 from meshard.algebra.arguments import function_of
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import AbstractArray, Weak, inferred, number_type
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreting

@@ -14,8 +14,8 @@ from typing import Any
 
 from meshard.algebra.boundary import bounded
 from meshard.errors import ConcretizationError
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.infer import AbstractArray, Weak, weak_of
+from meshard.ops.engine.eager import WEAK
+from meshard.ops.engine.later import AbstractArray, Weak, weak_of
 from meshard.runtime.array.array import Array
 from meshard.runtime.callers import stated_purpose, user_line
 from meshard.runtime.doors import Params

@@ -22,7 +22,7 @@ from meshard.errors import (
     SpecError,
     TreeError,
 )
-from meshard.ops.engine.accept import WEAK
+from meshard.ops.engine.eager import WEAK
 from meshard.runtime.array.array import Array
 from meshard.runtime.array.traced import Traced as TracedValue
 from meshard.runtime.moving.make import prefix_leaves

@@ -9,11 +9,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from meshard.ops.engine.accept import WEAK
-from meshard.ops.engine.eager import EAGER
-from meshard.ops.engine.infer import AbstractArray, Weak, inferred, number_type, weak_of
+from meshard.ops.engine.eager import EAGER, WEAK
+from meshard.ops.engine.later import AbstractArray, Weak, inferred, number_type, weak_of
 from meshard.runtime.array.array import Array
-from meshard.runtime.array.in_place import writing
+from meshard.runtime.array.at import writing
 from meshard.runtime.array.traced import Traced
 from meshard.runtime.doors import Interpreter, Params, innermost, interpreters, interpreting
 from meshard.runtime.moving.place import as_array, home
@@ -22,8 +21,8 @@ from meshard.runtime.world import RuntimeWorld, here
 from meshard.transforms.body.body import COLLECTIVES, Body
 from meshard.transforms.body.grid import Grid
 from meshard.transforms.program.calls import MakeCall, WholeCall
-from meshard.transforms.program.needed import without_unneeded
 from meshard.transforms.program.program import Kind, Program
+from meshard.transforms.program.simplify import without_unneeded
 from meshard.transforms.tracing.abstract import types_only, written_type
 from meshard.transforms.tracing.recorder import Recorder, Tracer
 

@@ -13,9 +13,8 @@ from typing import final
 from meshard.errors import ArgumentError, CheckpointError, MissingFileError, did_you_mean
 from meshard.weights.catalogue.hdf5 import open_hdf5
 from meshard.weights.catalogue.npy import open_npy
-from meshard.weights.catalogue.raw import OpenFile, file_error
 from meshard.weights.catalogue.safetensors_file import INDEX_SUFFIX, SUFFIX, open_safetensors
-from meshard.weights.catalogue.stored import Catalogue
+from meshard.weights.catalogue.stored import Catalogue, OpenFile, file_error
 from meshard.weights.catalogue.zarr_store import open_zarr
 
 

@@ -20,9 +20,19 @@ from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError, MissingFileError
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block
-from meshard.weights.catalogue.chunks import ZLIB, grid_boxes, grid_steps, inflated, needed
-from meshard.weights.catalogue.raw import Foreign, OpenFile, RawReader
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.catalogue.stored import (
+    ZLIB,
+    Catalogue,
+    Foreign,
+    OpenFile,
+    Piece,
+    RawReader,
+    Stored,
+    grid_boxes,
+    grid_steps,
+    inflated,
+    needed,
+)
 
 _FAILURES = (
     *(OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError),

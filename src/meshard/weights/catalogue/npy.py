@@ -18,10 +18,17 @@ from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, DtypeError
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import dtype_name
-from meshard.weights.catalogue.raw import Foreign, OpenFile, RawReader, contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, RawWriter
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.catalogue.stored import (
+    Catalogue,
+    Foreign,
+    OpenFile,
+    Piece,
+    RawReader,
+    Stored,
+    contiguous_boxes,
+)
 
 _MAGIC = b"\x93NUMPY"
 _MOST_HEADER = 10_000

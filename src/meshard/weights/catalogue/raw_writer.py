@@ -23,8 +23,7 @@ from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, FileInUseError
 from meshard.runtime.types import Block
 from meshard.tuning import READ_BUFFER
-from meshard.weights.catalogue.raw import file_error
-from meshard.weights.catalogue.stored import Piece, Stored
+from meshard.weights.catalogue.stored import Piece, Stored, file_error
 
 Place = tuple[str, int]
 """A file and a byte in it."""

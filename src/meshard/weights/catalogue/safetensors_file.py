@@ -20,23 +20,25 @@ import xxhash
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, CheckpointError, CorruptFileError, MissingFileError
 from meshard.plan.file.json_values import as_list, as_mapping, as_numbers
-from meshard.weights.catalogue.json_scan import JsonScan
-from meshard.weights.catalogue.raw import (
-    OpenFile,
-    RawReader,
-    box_count,
-    check_inside,
-    contiguous_boxes,
-    file_error,
-)
 from meshard.weights.catalogue.safetensors_header import (
     PARTS_KEY,
     SUMS_KEY,
     Entry,
     Header,
+    JsonScan,
     read_header,
 )
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.catalogue.stored import (
+    Catalogue,
+    OpenFile,
+    Piece,
+    RawReader,
+    Stored,
+    box_count,
+    check_inside,
+    contiguous_boxes,
+    file_error,
+)
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"

@@ -20,11 +20,10 @@ import numpy as np
 from meshard.algebra.box import Box
 from meshard.errors import ArgumentError, CheckpointError
 from meshard.tuning import PIECE_BYTES
-from meshard.weights.catalogue.raw import contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, Place, RawWriter
 from meshard.weights.catalogue.safetensors_file import INDEX_SUFFIX, SUFFIX, index_sum
 from meshard.weights.catalogue.safetensors_header import PARTS_KEY, SUMS_KEY, encoded, format_header
-from meshard.weights.catalogue.stored import Piece, Stored
+from meshard.weights.catalogue.stored import Piece, Stored, contiguous_boxes
 
 SHARD_BYTES = 5_000_000_000
 """Bytes of one of several files, as the Hugging Face libraries choose it."""

@@ -19,8 +19,7 @@ from meshard.errors import CheckpointError, visible
 from meshard.runtime.lines.letters import sent
 from meshard.runtime.types import Block
 from meshard.tuning import READ_BUFFER
-from meshard.weights.catalogue.raw import contiguous_boxes
-from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored
+from meshard.weights.catalogue.stored import Catalogue, Piece, Reader, Stored, contiguous_boxes
 
 
 @sent

@@ -32,11 +32,22 @@ from meshard.plan.file.files import write_bytes
 from meshard.runtime.moving.place import checked_dtype
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import MOST_CHUNK_BOXES, ZARR_CHUNK
-from meshard.weights.catalogue.chunks import GZIP, grid_boxes, grid_steps, inflated, needed
-from meshard.weights.catalogue.raw import OpenFile, box_shape, check_inside, file_error
 from meshard.weights.catalogue.raw_writer import exchange_names, partial_name, sync_folder
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
+from meshard.weights.catalogue.stored import (
+    GZIP,
+    Catalogue,
+    OpenFile,
+    Piece,
+    Stored,
+    box_shape,
+    check_inside,
+    file_error,
+    grid_boxes,
+    grid_steps,
+    inflated,
+    needed,
+)
 
 _ROOT = "zarr.json"
 _NOT_NAMES = ("", ".", "..", _ROOT)

@@ -15,7 +15,7 @@ from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import count_of, flag_of, path_of
 from meshard.errors import ArgumentError
 from meshard.plan.captions import count_text, whole_text
-from meshard.plan.figures.window import checked_window
+from meshard.plan.figures.footprint import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.plan.show.summary import Fact, Summarized, Summary
 from meshard.runtime.agree import meet
@@ -24,10 +24,9 @@ from meshard.runtime.moving.structs import ShapeDtypeStruct
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.safetensors_writer import SHARD_BYTES
 from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.job import Request
+from meshard.weights.checkpoint.job import Limits, Request, format_of
 from meshard.weights.checkpoint.opening import Files, in_order, opened
 from meshard.weights.checkpoint.sources import Source, made_of, rows
-from meshard.weights.checkpoint.targets import Limits, format_of
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.native.manifest import Entry

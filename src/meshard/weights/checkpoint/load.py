@@ -16,7 +16,7 @@ import numpy as np
 from meshard.algebra.abstract import Sharding
 from meshard.algebra.arguments import shown
 from meshard.errors import CheckpointError, ShardingError, TreeError, did_you_mean
-from meshard.plan.figures.window import checked_window
+from meshard.plan.figures.footprint import checked_window
 from meshard.plan.show.progress import Progress, adding, checked_progress, telling
 from meshard.runtime.agree import agreed
 from meshard.runtime.array.array import Array
@@ -26,10 +26,9 @@ from meshard.runtime.trees.trees import flatten_with_accessors, unflatten
 from meshard.runtime.types import dtype_name
 from meshard.runtime.world import RuntimeWorld, here
 from meshard.weights.catalogue.stored import Catalogue
-from meshard.weights.checkpoint.load_plan import LoadPlan
 from meshard.weights.checkpoint.opening import Files, in_order, opened
-from meshard.weights.checkpoint.prefixes import Name, by_prefix
-from meshard.weights.checkpoint.sources import made_of, spread
+from meshard.weights.checkpoint.plans import LoadPlan
+from meshard.weights.checkpoint.sources import Name, by_prefix, made_of, spread
 from meshard.weights.maps.keymap import KeyMap
 from meshard.weights.native.manifest import Manifest
 from meshard.weights.native.structure import leaf_values, rebuilt, structure_of

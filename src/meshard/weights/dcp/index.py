@@ -18,7 +18,7 @@ import xxhash
 
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError, CorruptFileError, did_you_mean
-from meshard.weights.dcp.dtypes import DTYPES, NAMES, WITHOUT
+from meshard.weights.dcp.archive import DTYPES, NAMES, WITHOUT
 from meshard.weights.dcp.pickled import (
     ADVICE,
     RECORD,

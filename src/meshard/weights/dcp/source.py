@@ -20,18 +20,19 @@ from meshard.errors import CheckpointError, CorruptFileError, MissingFileError
 from meshard.runtime.types import Block, dtype_name
 from meshard.tuning import READ_BUFFER
 from meshard.weights.catalogue.detect import Format
-from meshard.weights.catalogue.raw import (
+from meshard.weights.catalogue.stored import (
+    Catalogue,
     Foreign,
     OpenFile,
     OpenFiles,
+    Piece,
     RawReader,
+    Stored,
     check_inside,
     contiguous_boxes,
     file_error,
 )
-from meshard.weights.catalogue.stored import Catalogue, Piece, Stored
-from meshard.weights.dcp.archive import Elements, Window, frame
-from meshard.weights.dcp.dtypes import NAMES
+from meshard.weights.dcp.archive import NAMES, Elements, Window, frame
 from meshard.weights.dcp.index import METADATA, SUFFIX, Index, Indexed, read_index
 
 _RANK = re.compile(r"__(\d+)\.metadata")

@@ -17,10 +17,9 @@ from typing import final
 from meshard.algebra.box import Box
 from meshard.errors import CheckpointError
 from meshard.runtime.types import Block
-from meshard.weights.catalogue.raw import contiguous_boxes
 from meshard.weights.catalogue.raw_writer import Contents, NewFile, Place, RawWriter
 from meshard.weights.catalogue.safetensors_writer import ShapeDtype, WriteOptions
-from meshard.weights.catalogue.stored import Piece, Stored
+from meshard.weights.catalogue.stored import Piece, Stored, contiguous_boxes
 from meshard.weights.dcp.archive import Frame, combined, frame
 from meshard.weights.dcp.index import (
     METADATA,

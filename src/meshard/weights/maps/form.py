@@ -17,9 +17,8 @@ import numpy as np
 
 from meshard.algebra.box import Box
 from meshard.errors import KeyMapError
-from meshard.weights.maps.casts import constant_in, is_lossless
-from meshard.weights.maps.merge import canonical, merged_terms
-from meshard.weights.maps.recipe import Fill, Recipe, Stride, Term, cut
+from meshard.weights.maps.fields import constant_in, is_lossless
+from meshard.weights.maps.recipe import Fill, Recipe, Stride, Term, canonical, cut, merged_terms
 
 MAX_TERMS = 65_536
 _T = TypeVar("_T")

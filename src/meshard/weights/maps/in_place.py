@@ -13,9 +13,8 @@ from typing import Any
 from meshard.algebra.arguments import shown
 from meshard.errors import KeyMapError
 from meshard.weights.maps import fields, moves
-from meshard.weights.maps.casts import dtype_named, is_lossless
+from meshard.weights.maps.fields import dtype_named, is_lossless, parse
 from meshard.weights.maps.form import Form
-from meshard.weights.maps.pattern import parse
 from meshard.weights.maps.rules import Rule, exact_or
 from meshard.weights.maps.tree import Change, Make, Tree
 

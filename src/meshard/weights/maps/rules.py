@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from meshard.errors import KeyMapError
 from meshard.runtime.lines.letters import sent
 from meshard.weights.maps import fields, moves
+from meshard.weights.maps.fields import exactly, parse, same_places
 from meshard.weights.maps.form import Form, check_count
-from meshard.weights.maps.pattern import exactly, parse, same_places
 from meshard.weights.maps.tree import Change, Tree, Work
 
 

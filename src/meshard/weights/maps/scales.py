@@ -19,7 +19,7 @@ from meshard.algebra.layout import Layout
 from meshard.errors import KeyMapError
 from meshard.weights.maps import fields
 from meshard.weights.maps.blocks import Scale, blocks_of
-from meshard.weights.maps.pattern import exactly, parse
+from meshard.weights.maps.fields import exactly, parse
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.maps.rules import Rule, check_same_places
 from meshard.weights.maps.tree import Change, Tree, scale_name

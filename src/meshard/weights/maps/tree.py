@@ -17,8 +17,8 @@ import numpy as np
 
 from meshard.errors import KeyMapError
 from meshard.weights.maps.blocks import Scale, followed
+from meshard.weights.maps.fields import Pattern, parse
 from meshard.weights.maps.form import Form
-from meshard.weights.maps.pattern import Pattern, parse
 
 Make = Callable[[Sequence[Form]], Sequence[Form]]
 

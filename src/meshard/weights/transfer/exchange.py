@@ -19,9 +19,9 @@ from meshard.algebra.box import Box
 from meshard.algebra.layout import Layout
 from meshard.errors import DataLoss
 from meshard.plan.hops.cells import loss_text
+from meshard.runtime.agree import lost_boxes
 from meshard.runtime.array.array import Array
 from meshard.runtime.lines.letters import sent
-from meshard.runtime.missing import lost_boxes
 from meshard.runtime.moving.execute import view_of
 from meshard.runtime.types import Block
 from meshard.runtime.world import RuntimeWorld

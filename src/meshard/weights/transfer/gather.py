@@ -2,6 +2,10 @@
 
 In: a catalogue, a recipe and a box of its result. Out: an array filled with the box's elements,
 read from as few bytes as hold them.
+
+Scratch: memory that tasks use one after the other, so that its pages are touched once.
+
+In: shapes. Out: blocks, for as long as a ``with`` statement runs.
 """
 
 from __future__ import annotations
@@ -9,8 +13,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
@@ -195,3 +200,26 @@ def _in_source_order(term: Term, out: Block, box: Box) -> Block | None:
     ]
     start = [a - o for a, o in zip(term.target_start, box.starts, strict=True)]
     return strided(out, start, term.source_box.shape, steps)
+
+
+@final
+class Scratch:
+    """Buffers that are free, as many as tasks have run at once; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+
+    @contextmanager
+    def block(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[Block]:
+        """Give a block of any values, which must not be used afterwards."""
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            buffer = np.empty(size, np.uint8)
+        if buffer.nbytes < size:
+            buffer = np.empty(size, np.uint8)
+        try:
+            yield buffer[:size].view(dtype).reshape(shape)
+        finally:
+            self._free.append(buffer)

@@ -20,10 +20,8 @@ from meshard.runtime.world import RuntimeWorld
 from meshard.weights.catalogue.stored import Catalogue
 from meshard.weights.maps.recipe import identity
 from meshard.weights.transfer.exchange import Exchange, Held, Part
-from meshard.weights.transfer.gather import Gatherer
-from meshard.weights.transfer.reading import ReadingPlan, Slab, Wanted
-from meshard.weights.transfer.scratch import Scratch
-from meshard.weights.transfer.slabs import marks_of, slabs_of
+from meshard.weights.transfer.gather import Gatherer, Scratch
+from meshard.weights.transfer.reading import ReadingPlan, Slab, Wanted, marks_of, slabs_of
 
 _TASK = 8 << 20
 """Bytes that one thread reads to their places at a time, if memory is not limited further."""

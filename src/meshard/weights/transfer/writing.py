@@ -25,8 +25,7 @@ from meshard.weights.catalogue.stored import Piece, Stored, Writer
 from meshard.weights.maps.recipe import Recipe
 from meshard.weights.transfer.exchange import Exchange, Held, Part
 from meshard.weights.transfer.gather import Gatherer
-from meshard.weights.transfer.reading import SLAB
-from meshard.weights.transfer.slabs import slabs_of
+from meshard.weights.transfer.reading import SLAB, slabs_of
 
 _AT_ONCE = 8 << 20
 """Bytes that are written at a time from where they are."""

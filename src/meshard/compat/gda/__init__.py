@@ -1,1 +1,0 @@
-"""The global device array, which JAX had before Array: the class, its shards, and jit's results."""

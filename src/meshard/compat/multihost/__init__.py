@@ -1,1 +1,0 @@
-"""Between what each process has and what all have together: `meshard.multihost_utils`."""

@@ -1,1 +1,0 @@
-"""Linear systems solved by repeated products: the methods of Krylov spaces."""

@@ -1,1 +1,0 @@
-"""Resharding with casts and key maps, all at once or leaf by leaf."""
