@@ -30,9 +30,11 @@ def read(plan):
 
 def bands(root):
     """Each band: its tooltip, its width and its colour."""
-    found = [p for p in root.iter(f"{SVG}path") if p.get("stroke-width")]
+    found = [(p, p.find(f"{SVG}title")) for p in root.iter(f"{SVG}path") if p.get("stroke-width")]
     return [
-        (p.find(f"{SVG}title").text, float(p.get("stroke-width")), p.get("stroke")) for p in found
+        (title.text, float(p.get("stroke-width")), p.get("stroke"))
+        for p, title in found
+        if title is not None  # lines between cells have none
     ]
 
 

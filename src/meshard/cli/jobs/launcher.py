@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from meshard.plan.file.files import write_text
+
 _AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 """The variables in which a user says which program runs commands on other hosts."""
 _OWN_PARAMETERS = Path("~/.prte/mca-params.conf")
@@ -73,7 +75,7 @@ class Outliving:
             return
         script = Path(folder, "agent")
         text = _OUTLIVING.format(agent=shlex.join(agent), begun=shlex.quote(str(self._begun)))
-        script.write_text(text, encoding="utf-8")
+        write_text(script, text, "meshard run")
         script.chmod(0o700)
         # Each host is reached from this one, where the agent is, not from another one.
         self.settings = {_AGENTS[0]: str(script), "PRTE_MCA_plm_ssh_no_tree_spawn": "1"}

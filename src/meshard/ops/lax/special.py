@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import meshard.ops.random.gamma  # noqa: F401  (its row is bound below)
+import meshard.ops.random.gamma_slope  # noqa: F401  (its row is bound below)
 from meshard.ops.array.formulas import in_pieces
 from meshard.ops.dtypes.laws import SMALL_FLOATS
 from meshard.ops.lax.table import named

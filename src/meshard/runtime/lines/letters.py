@@ -41,7 +41,7 @@ _COUNT, _INT, _FLOAT, _COMPLEX = Struct("<I"), Struct("<q"), Struct("<d"), Struc
 _NONE, _TRUE, _FALSE, _SHORT, _LONG, _REAL, _PAIR = b"N", b"T", b"F", b"i", b"I", b"f", b"c"
 _TEXT, _BYTES, _TUPLE, _LIST, _DICT, _SET, _FIXED = b"s", b"b", b"t", b"l", b"d", b"e", b"z"
 _ARRAY, _SCALAR, _DTYPE, _ERROR, _MADE, _AGAIN = b"a", b"n", b"y", b"x", b"m", b"r"
-_PLAIN_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-zμ]{1,3}\])?)")
+_PLAIN_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z\u03bc]{1,3}\])?)")
 _SMALL_DTYPES = {
     found.name: found
     for name in dir(ml_dtypes)
