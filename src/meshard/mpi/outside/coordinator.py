@@ -226,7 +226,7 @@ class Coordinator:
     def _missing(self, turned_away: int) -> str:
         missing = [p for p in range(1, self._count) if p not in self._lines]
         others = (
-            f" {turned_away} connections were turned away, since they had another secret."
+            f" Connections turned away because they had another secret: {turned_away}."
             if turned_away
             else ""
         )
@@ -280,7 +280,8 @@ class Coordinator:
                     f"{_WHAT}: process {self._index} has another secret than the process that "
                     f"listens at {self._address}. Give all processes of a job the same (secret=, "
                     f"{SECRET} or a file; without any, they must be of one user on one host, with "
-                    f"the same MESHARD_RENDEZVOUS and XDG_RUNTIME_DIR). {error}"
+                    "the same MESHARD_RENDEZVOUS and XDG_RUNTIME_DIR). If it is the same, "
+                    "addresses are translated on the way, and a proof is bound to them."
                 ) from error
             except TransportError as error:
                 if time.monotonic() > self._until:
